@@ -1,0 +1,49 @@
+"""An event-driven runtime for agents and swarms whose every run is a log, and that learn from it.
+
+The names below load on first use, so importing this package costs next to nothing and pulls in no
+server's or model's package.
+"""
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    pass
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "Agent": "aworld_runtime.agents.agent:Agent",
+    "AgentConfig": "aworld_runtime.agents.agent:AgentConfig",
+    "BaseTool": "aworld_runtime.tools.base:BaseTool",
+    "LLMClient": "aworld_runtime.models.client:LLMClient",
+    "MultiAgentGroup": "aworld_runtime.swarms.swarm:MultiAgentGroup",
+    "Runners": "aworld_runtime.runtime:Runners",
+    "Runtime": "aworld_runtime.runtime:Runtime",
+    "Swarm": "aworld_runtime.swarms.swarm:Swarm",
+    "tool": "aworld_runtime.tools.base:tool",
+    "train": "aworld_runtime.training.train:train",
+}
+
+__all__ = [*_EXPORTS, "__version__"]
+
+# In a checkout agents/, swarms/ and training/ stand beside this package; a wheel has them inside it.
+_here = Path(__file__).parent
+if not (_here / "agents").is_dir():
+    __path__.append(str(_here.parent))
+
+
+def __getattr__(name: str) -> Any:
+    """Import an exported name on first use."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _EXPORTS[name].split(":")
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The lazy names too."""
+    return sorted({*globals(), *__all__})
