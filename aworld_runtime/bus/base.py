@@ -1,0 +1,250 @@
+"""The event bus, as every backend keeps it.
+
+    logs     ordered, gapless, append-only; one owner each, fenced by the expected seq of its append
+    mail     what others send to a log's owner; enters the log in the append that acknowledges it
+    queues   work for a role: competing consumers, leases kept alive while the work goes on, retry, dead letter
+    feed     (log, first, last) of every append, for archivers and subscribers
+    lanes    lossy broadcast: token deltas, cancellation, wake-ups
+
+A backend is chosen by URL (`open_bus`) and passes tests/contracts/test_bus.py. External effects are at-least-once;
+what is committed to a log is there exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol, Self
+
+from pydantic import JsonValue
+
+from aworld_runtime.events import Event
+from aworld_runtime.messages import Data
+
+LEASE_S = 2.0
+"""Seconds after the last sign of life at which a delivery goes to another consumer."""
+MAX_DELIVERIES = 3
+"""Failed tries after which a delivery goes to the dead letters."""
+
+
+class NodeInfo(Data):
+    """A node that is on the bus now."""
+
+    name: str
+    """`role/instance`, unique."""
+    kind: str
+    """worker, tool, environment, trainer, sampler, archiver, agent or launcher."""
+    version: str = ""
+    url: str | None = None
+    pid: int = 0
+    host: str = ""
+    load: float = 0.0
+    """Fraction of its slots in use."""
+    since: datetime | None = None
+    detail: dict[str, JsonValue] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class FeedEntry:
+    """One append: events `first` … `last` of `log` are readable. `cursor` resumes the feed after it."""
+
+    cursor: str
+    log: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """An event that its queue gave up on."""
+
+    id: str
+    queue: str
+    event: Event | None
+    """None where the bytes could not be decoded; `raw` holds them."""
+    reason: str
+    deliveries: int
+    raw: bytes = b""
+
+
+class Delivery(Protocol):
+    """One event as a consumer received it. Its lease is renewed until it is settled or its consumer closes."""
+
+    @property
+    def event(self) -> Event: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def count(self) -> int:
+        """How often it has been delivered, this time included; a takeover after a lost lease doesn't count as failure."""
+        ...
+
+    @property
+    def lost(self) -> bool:
+        """Its lease has gone to somebody else: drop the work."""
+        ...
+
+    async def ack(self) -> None:
+        """Done; it is never delivered again."""
+        ...
+
+    async def retry(self, after_s: float, reason: str) -> None:
+        """Deliver it again after `after_s` seconds; the third failure is a dead letter with this reason."""
+        ...
+
+    async def dead_letter(self, reason: str) -> None:
+        """Give up on it now."""
+        ...
+
+
+class Consumer(Protocol):
+    """A place in a queue's consumer group."""
+
+    async def take(self) -> Delivery:
+        """The next delivery; waits for one. Safe to cancel: nothing is stranded.
+
+        Undecodable events never arrive here: they go to the dead letters.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Stop renewing leases without settling anything, as when the process dies. For fault injection."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """An event sent to a log's owner. Pass it to `append(..., acks=...)` with the events that record it."""
+
+    id: str
+    log: str
+    event: Event
+
+
+class Bus(Protocol):
+    """See the module docstring. All methods raise `BusUnavailableError` when the server stays away past a deadline."""
+
+    url: str
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    # logs
+    async def append(self, log: str, expected_seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> int:
+        """Add `events` after `expected_seq` and acknowledge mail, in one atomic step; returns the last seq.
+
+        Appending the very same events at the same place again is success (the reply was lost). An empty log accepts
+        `expected_seq` > 0 only for a batch that begins with `episode.forked`, or from `restore`.
+
+        Raises:
+            Fenced: the log's last seq is not `expected_seq`: somebody else owns it.
+            BusFullError: the server refuses new events.
+            PayloadTooLargeError: an event above the cap.
+        """
+        ...
+
+    async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]:
+        """Events `start` … of the log, at most `limit`."""
+        ...
+
+    async def last_seq(self, log: str) -> int:
+        """Seq of the last event; 0 for an empty log."""
+        ...
+
+    def tail(self, log: str, start: int = 1) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
+        """The log's events from `start`, then each new one as it is appended. Never ends by itself."""
+        ...
+
+    async def restore(self, log: str, events: Sequence[Event]) -> None:
+        """Put a log back that the server lost, from the store. Does nothing where the log is not empty."""
+        ...
+
+    async def unlink(self, log: str) -> None:
+        """Free a log and its mail. For the janitor, once it is finished and archived."""
+        ...
+
+    # feed
+    def feed(self, after: str = "0") -> AbstractAsyncContextManager[AsyncIterator[list[FeedEntry]]]:
+        """Every append after the cursor, oldest first, in batches; waits for more. At least once."""
+        ...
+
+    async def trim_feed(self, before: str) -> None:
+        """Forget entries that every archiver has passed."""
+        ...
+
+    # mail
+    async def send_mail(self, log: str, event: Event) -> None:
+        """Give an event to the log's owner. The same event id may arrive twice; the owner dedupes."""
+        ...
+
+    def mailbox(self, log: str) -> AbstractAsyncContextManager[AsyncIterator[list[Mail]]]:
+        """For the owner: all unacknowledged mail, then new mail as it comes. Each mail once per mailbox."""
+        ...
+
+    # queues
+    async def put(self, queue: str, event: Event, *, at: datetime | None = None) -> None:
+        """Add work to a queue, at `at` if given (a delayed event)."""
+        ...
+
+    def consume(
+        self, queue: str, *, consumer: str, credit: int = 1, lease_s: float = LEASE_S
+    ) -> AbstractAsyncContextManager[Consumer]:
+        """Join the queue's consumer group. At most `credit` unsettled deliveries are held at once."""
+        ...
+
+    async def backlog(self, queue: str) -> int:
+        """Events in the queue that nobody has settled yet."""
+        ...
+
+    async def dead_letters(self, queue: str) -> list[DeadLetter]: ...
+    async def requeue(self, queue: str, dead_letter_id: str) -> None: ...
+
+    async def request(self, queue: str, event: Event, *, timeout_s: float) -> Event:
+        """Put `event` on a queue and wait for its reply (whoever handles it calls `reply`).
+
+        Raises:
+            RequestTimeoutError: no reply in time.
+        """
+        ...
+
+    async def reply(self, request: Event, answer: Event) -> None:
+        """Answer a request: to its episode's mail where it has an episode, else to the waiting caller."""
+        ...
+
+    # lanes
+    async def broadcast(self, channel: str, value: JsonValue) -> None:
+        """Tell everyone who listens now. Lossy."""
+        ...
+
+    def listen(self, channel: str) -> AbstractAsyncContextManager[AsyncIterator[JsonValue]]: ...
+
+    # membership
+    async def announce(self, node: NodeInfo, *, ttl_s: float = 5.0) -> None:
+        """Say that a node is here; say it again before `ttl_s` runs out."""
+        ...
+
+    async def withdraw(self, name: str) -> None: ...
+    async def nodes(self) -> list[NodeInfo]: ...
+
+
+@dataclass
+class Subscription:
+    """Events of all logs whose type begins with one of `prefixes` (empty: all), in each log's order."""
+
+    bus: Bus
+    prefixes: tuple[str, ...] = ()
+    after: str = "0"
+    cursor: str = field(default="0", init=False)
+    """Resume here after a restart."""
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        async with self.bus.feed(self.after) as entries:
+            async for batch in entries:
+                for entry in batch:
+                    events = await self.bus.read(entry.log, entry.first, limit=entry.last - entry.first + 1)
+                    for event in events:
+                        if not self.prefixes or event.type.startswith(self.prefixes):
+                            yield event
+                    self.cursor = entry.cursor

@@ -1,0 +1,34 @@
+"""Choose a bus by its URL."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from aworld_runtime.bus.base import Bus
+from aworld_runtime.errors import ConfigError
+from aworld_runtime.events import Registry
+
+SCHEMES = ("memory", "redis", "rediss", "unix")
+
+
+def open_bus(url: str, registry: Registry | None = None) -> Bus:
+    """The bus at `url`, to be entered with `async with`. Connects on entry.
+
+    Raises:
+        ConfigError: a scheme that isn't known, or the extra it needs isn't installed.
+    """
+    scheme = urlsplit(url).scheme
+    registry = registry or Registry()
+    match scheme:
+        case "memory":
+            from aworld_runtime.bus.memory import MemoryBus  # noqa: PLC0415 - backends load when chosen
+
+            return MemoryBus(url, registry)
+        case "redis" | "rediss" | "unix":
+            try:
+                from aworld_runtime.bus.redis import RedisBus  # noqa: PLC0415
+            except ImportError as error:
+                raise ConfigError(f"bus {url!r} needs the extra 'redis': pip install 'aworld-rt[redis]'") from error
+            return RedisBus(url, registry)
+        case _:
+            raise ConfigError(f"bus={url!r}: unknown scheme {scheme!r}; use one of {', '.join(SCHEMES)}")

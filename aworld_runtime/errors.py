@@ -1,0 +1,192 @@
+"""Every error this product raises, in one tree.
+
+Each says what happened, with the values, and what to do. `UsageError`s are the caller's to mend: the command line
+prints them in one line and exits with code 2.
+
+    AWorldError
+    ├── UsageError
+    │   ├── ConfigError            an unknown key, a wrong value, a file that can't be read
+    │   ├── UnknownTaskError       no such task
+    │   ├── UnknownProgramError    a `module:attribute` that names no agent or swarm
+    │   └── NotFoundError          no such run, episode or file
+    ├── EventError
+    │   ├── UnknownEventTypeError
+    │   ├── MalformedEventError
+    │   └── PayloadTooLargeError
+    ├── BusError
+    │   ├── BusUnavailableError    no server, or it went away
+    │   ├── BusFullError           the server refuses publishers
+    │   ├── Fenced                 another owner appended: drop the work
+    │   ├── RequestTimeoutError    no reply before the deadline
+    │   └── WorkerRefusedError     a worker of another code version
+    ├── StoreError
+    │   ├── StoreUnavailableError
+    │   └── LogRewoundError        a different event already stands at this position
+    ├── ModelError
+    │   ├── ModelUnavailableError  the engine can't be reached, or failed
+    │   ├── ModelRejectedError     it refused the request; asking again won't help
+    │   ├── ModelTimeoutError
+    │   └── TemplateError          a chat template that can't be extended turn by turn
+    ├── ToolError
+    │   ├── UnknownToolError
+    │   ├── ToolArgumentsError
+    │   └── ToolTimeoutError
+    ├── ReplayError
+    │   └── DivergenceError        the code did something else than the record
+    ├── ProcessError               a child process didn't start, or died
+    ├── SamplerError               the inference engine didn't start, publish or answer
+    └── TrainingError
+        ├── NonFiniteLossError     the batch is saved beside it
+        ├── StaleSampleError
+        └── CheckpointError
+"""
+
+
+class AWorldError(Exception):
+    """Root of the tree; catch it to catch all that this product raises on purpose."""
+
+
+class UsageError(AWorldError):
+    """The caller can mend it: the command line exits with code 2."""
+
+
+class ConfigError(UsageError):
+    """A configuration key or value is wrong; names the key, the value and what is allowed."""
+
+
+class UnknownTaskError(UsageError):
+    """No task has this name; lists the known ones."""
+
+
+class UnknownProgramError(UsageError):
+    """A `module:attribute` reference that can't be imported or is neither agent nor swarm."""
+
+
+class NotFoundError(UsageError):
+    """No run, episode or file has this name."""
+
+
+class EventError(AWorldError):
+    """An event can't be read or written."""
+
+
+class UnknownEventTypeError(EventError):
+    """The event's `type` is not in the registry; names it."""
+
+
+class MalformedEventError(EventError):
+    """The bytes are not a valid event."""
+
+
+class PayloadTooLargeError(EventError):
+    """An event above the size that a log accepts."""
+
+
+class BusError(AWorldError):
+    """The event bus failed."""
+
+
+class BusUnavailableError(BusError):
+    """The server can't be reached, or the connection broke and the outcome is unknown."""
+
+
+class BusFullError(BusError):
+    """The server refuses new events (out of memory or disk); reads and acks go on."""
+
+
+class Fenced(BusError):  # noqa: N818 - the field's word for it
+    """Another owner appended to the log first. Drop the work: it is running elsewhere."""
+
+
+class RequestTimeoutError(BusError):
+    """No reply came before the deadline."""
+
+
+class WorkerRefusedError(BusError):
+    """A worker whose code version differs from the run's may not join it."""
+
+
+class StoreError(AWorldError):
+    """The store failed."""
+
+
+class StoreUnavailableError(StoreError):
+    """The store can't be reached."""
+
+
+class LogRewoundError(StoreError):
+    """A different event is already stored at this log position: the bus lost acknowledged events."""
+
+
+class ModelError(AWorldError):
+    """A model call failed."""
+
+
+class ModelUnavailableError(ModelError):
+    """The engine can't be reached or failed; the call may be tried again."""
+
+
+class ModelRejectedError(ModelError):
+    """The engine refused the request (key, parameters, context length); asking again won't help."""
+
+
+class ModelTimeoutError(ModelError):
+    """The model didn't answer before its deadline."""
+
+
+class TemplateError(ModelError):
+    """The chat template can't be extended turn by turn with exact token ids."""
+
+
+class ToolError(AWorldError):
+    """A tool can't be used as asked. The agent is told and goes on."""
+
+
+class UnknownToolError(ToolError):
+    """No tool has this name; lists the known ones."""
+
+
+class ToolArgumentsError(ToolError):
+    """The arguments don't fit the tool's schema."""
+
+
+class ToolTimeoutError(ToolError):
+    """The tool didn't answer before its deadline."""
+
+
+class ReplayError(AWorldError):
+    """A recorded run can't be replayed."""
+
+
+class DivergenceError(ReplayError):
+    """The code did something else than the record: carries both sides."""
+
+    def __init__(self, message: str, *, seq: int, recorded: str, replayed: str) -> None:
+        super().__init__(message)
+        self.seq = seq
+        self.recorded = recorded
+        self.replayed = replayed
+
+
+class ProcessError(AWorldError):
+    """A child process didn't start, or ended when it should not have."""
+
+
+class SamplerError(AWorldError):
+    """The inference engine didn't start, didn't take the weights or answered nonsense."""
+
+
+class TrainingError(AWorldError):
+    """The learner can't go on."""
+
+
+class NonFiniteLossError(TrainingError):
+    """The loss is NaN or infinite; names the file that holds the batch."""
+
+
+class StaleSampleError(TrainingError):
+    """A sample is older than `max_staleness` allows."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint can't be written, or what is there can't be read."""

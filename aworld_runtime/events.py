@@ -1,0 +1,515 @@
+"""Events: immutable facts in the log of an episode or a run.
+
+An `Event` is an envelope of standard metadata (CloudEvents 1.0 names where it has them) around `data`, one small class
+per type. A `Registry` knows the types: those below and every subclass of `EventData` that a user has defined; it
+encodes, and decodes with a clear error for what it doesn't know. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Literal
+
+import pydantic_core
+import uuid_utils
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, SerializeAsAny, ValidationError
+
+from aworld_runtime.errors import MalformedEventError, PayloadTooLargeError, UnknownEventTypeError
+from aworld_runtime.messages import (
+    Completion,
+    Data,
+    FinishReason,
+    Message,
+    ModelSpec,
+    PackedFloats,
+    PackedInts,
+    Task,
+    ToolCall,
+    ToolSpec,
+    Trust,
+    Usage,
+    VersionSpan,
+)
+
+SCHEMA_VERSION = 1
+COMPRESS_ABOVE = 4 * 1024
+"""Bytes above which an encoded event is compressed."""
+REFUSE_ABOVE = 8 * 1024 * 1024
+"""Bytes above which an event is refused."""
+
+StopReason = Literal[
+    "answered", "turn_limit", "token_limit", "time_limit", "quiescent", "failed", "cancelled", "malformed"
+]
+"""Why an agent or an episode stopped."""
+
+
+class EventData(Data):
+    """Payload of one event type. Subclass with `type` set to a dotted, past-tense name to add a type."""
+
+    type: ClassVar[str]
+
+
+# --- an episode's life ---------------------------------------------------------------------------------------------
+
+
+class EpisodeRequested(EventData):
+    """Somebody wants a task done. First event of a log, and the work item that a worker claims."""
+
+    type = "episode.requested"
+    task: Task
+    program: str
+    """`module:attribute` of the agent or swarm, or `local:NAME` for one known to this process alone."""
+    arguments: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
+    models: dict[str, ModelSpec] = Field(default_factory=dict[str, ModelSpec])
+    """Role → the model it uses instead of its own; `*` for every role not named."""
+    seed: int = 0
+    index: int = 0
+    """Place in its group, 0 … group_size - 1; a retry keeps it and counts `attempt` up."""
+    code_version: str = ""
+    """A worker of another version refuses it."""
+
+
+class EpisodeClaimed(EventData):
+    type = "episode.claimed"
+    worker: str
+
+
+class EpisodeTakenOver(EventData):
+    """The former owner is gone; every later append of its is refused."""
+
+    type = "episode.taken_over"
+    worker: str
+
+
+class EpisodeForked(EventData):
+    """This log continues `parent` after its event `at`."""
+
+    type = "episode.forked"
+    parent: str
+    at: int
+
+
+class EpisodeAnswered(EventData):
+    """The swarm is done; the environment scores next."""
+
+    type = "episode.answered"
+    answer: str
+    reason: StopReason = "answered"
+
+
+class EpisodeFinished(EventData):
+    """Last event of a log."""
+
+    type = "episode.finished"
+    answer: str = ""
+    reason: StopReason = "answered"
+    error: str | None = None
+
+
+class EpisodeCancelled(EventData):
+    type = "episode.cancelled"
+    reason: str
+
+
+class SubscriptionChanged(EventData):
+    """Who gets which event types from here on: role → type prefixes."""
+
+    type = "subscription.changed"
+    subscriptions: dict[str, tuple[str, ...]]
+
+
+# --- agents, models, tools -----------------------------------------------------------------------------------------
+
+
+class MessagePosted(EventData):
+    type = "message.posted"
+    content: str
+
+
+class ModelRequested(EventData):
+    """A prompt went to a model. Linear: the prompt is `previous`'s prompt, its completion, and what `sources` name."""
+
+    type = "model.requested"
+    model: str
+    prompt_sha256: str
+    """Of the messages and tools as sent."""
+    previous: int | None = None
+    """Seq of the request this one extends; none where the prompt starts anew."""
+    sources: tuple[int, ...] = ()
+    """Seqs of the events whose messages are new in this prompt."""
+    preamble: tuple[Message, ...] = ()
+    """Messages that come from no event (instructions); only where `previous` is none."""
+    tools: tuple[ToolSpec, ...] = ()
+    """Only where `previous` is none."""
+    temperature: float = 1.0
+    max_tokens: int = 512
+    seed: int | None = None
+
+
+class ModelCompleted(EventData):
+    """A model's answer. `prompt_token_ids` holds the prompt after its first `prompt_offset` ids, which are those of the
+    role's previous prompt and completion."""
+
+    type = "model.completed"
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: FinishReason = "stop"
+    usage: Usage = Usage()
+    prompt_offset: int = 0
+    prompt_token_ids: PackedInts = ()
+    token_ids: PackedInts = ()
+    behavior_logprobs: PackedFloats = ()
+    version_spans: tuple[VersionSpan, ...] = ()
+
+    @classmethod
+    def of(cls, completion: Completion, previous_ids: tuple[int, ...]) -> ModelCompleted:
+        """Write `completion` relative to `previous_ids`, the role's previous prompt and sampled ids."""
+        offset = common_prefix(previous_ids, completion.prompt_token_ids)
+        fields = completion.__dict__ | {"prompt_token_ids": completion.prompt_token_ids[offset:]}
+        del fields["policy"]
+        return cls(prompt_offset=offset, **fields)
+
+    def completion(self, previous_ids: tuple[int, ...], policy: str | None) -> Completion:
+        """The completion as the model client returned it."""
+        fields = self.__dict__ | {
+            "prompt_token_ids": previous_ids[: self.prompt_offset] + self.prompt_token_ids,
+            "policy": policy,
+        }
+        del fields["prompt_offset"]
+        return Completion(**fields)
+
+
+class ModelFailed(EventData):
+    type = "model.failed"
+    error: str
+    """Name of the error class."""
+    message: str
+
+
+class ToolCalled(EventData):
+    type = "tool.called"
+    call: ToolCall
+
+
+class ToolReturned(EventData):
+    type = "tool.returned"
+    name: str
+    content: JsonValue
+
+
+class ToolFailed(EventData):
+    """The call had no result; the agent is told why."""
+
+    type = "tool.failed"
+    name: str
+    error: str
+    message: str
+
+
+class HandoffMade(EventData):
+    type = "handoff.made"
+    target: str
+    reason: str = ""
+
+
+class AnswerProposed(EventData):
+    """An agent's last word on what it was asked."""
+
+    type = "answer.proposed"
+    text: str
+    reason: StopReason = "answered"
+
+
+class AnswerVerified(EventData):
+    type = "answer.verified"
+    answer: str
+    detail: str = ""
+
+
+class AnswerRejected(EventData):
+    type = "answer.rejected"
+    answer: str
+    detail: str = ""
+
+
+class ConflictDetected(EventData):
+    type = "conflict.detected"
+    roles: tuple[str, ...]
+    detail: str
+
+
+class DuplicateFiltered(EventData):
+    type = "duplicate.filtered"
+    original: int
+    """Seq of the event that this one repeats."""
+
+
+class HumanAsked(EventData):
+    type = "human.asked"
+    question: str
+
+
+class HumanAnswered(EventData):
+    type = "human.answered"
+    answer: str
+
+
+class RewardGiven(EventData):
+    """`reward` is the number training uses; `breakdown` its named parts, already weighted."""
+
+    type = "reward.given"
+    role: str | None = None
+    """Whose trajectory; none for every agent of the episode."""
+    reward: float
+    breakdown: dict[str, float] = Field(default_factory=dict[str, float])
+
+
+class TimerSet(EventData):
+    type = "timer.set"
+    name: str
+    at: datetime
+
+
+class TimerFired(EventData):
+    type = "timer.fired"
+    name: str
+
+
+class ValueRecorded(EventData):
+    """Something a handler can't compute again: the clock, a random number, an environment's verdict."""
+
+    type = "value.recorded"
+    kind: str
+    value: JsonValue = None
+
+
+class DeliveryHandled(EventData):
+    """The role is done with the event at `seq`: committed in the same append as what it caused."""
+
+    type = "delivery.handled"
+    seq: int
+
+
+class DeliveryDeadLettered(EventData):
+    """The role failed on the event at `seq` once too often."""
+
+    type = "delivery.dead_lettered"
+    seq: int
+    error: str
+    message: str
+    attempts: int
+
+
+# --- a run's log ---------------------------------------------------------------------------------------------------
+
+
+class RunStarted(EventData):
+    type = "run.started"
+    kind: str
+    config: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
+
+
+class RunTakenOver(EventData):
+    type = "run.taken_over"
+    node: str
+
+
+class RunFinished(EventData):
+    type = "run.finished"
+    reason: str
+    detail: str = ""
+
+
+class NodeJoined(EventData):
+    type = "node.joined"
+    node: str
+    kind: str
+
+
+class NodeLeft(EventData):
+    type = "node.left"
+    node: str
+    reason: str = ""
+
+
+class GroupRequested(EventData):
+    """`size` episodes of one task were queued."""
+
+    type = "group.requested"
+    group: str
+    task: Task
+    size: int
+    purpose: Literal["train", "evaluate"] = "train"
+
+
+class GroupCompleted(EventData):
+    """Every episode of the group is finished; `episodes` lists the attempt that counts, by index."""
+
+    type = "group.completed"
+    group: str
+    episodes: tuple[str, ...]
+    rewards: tuple[float, ...]
+
+
+class BatchFormed(EventData):
+    """The groups of the next optimizer step, recorded before it."""
+
+    type = "batch.formed"
+    step: int
+    group_ids: tuple[str, ...]
+
+
+class StepFinished(EventData):
+    """One optimizer step. Metric names as in design.md: `actor/loss`, `perf/train_s`, ..."""
+
+    type = "step.finished"
+    step: int
+    metrics: dict[str, float]
+
+
+class PolicyPublished(EventData):
+    """Every sampler acknowledged these weights."""
+
+    type = "policy.published"
+    samplers: tuple[str, ...]
+
+
+class CheckpointSaved(EventData):
+    type = "checkpoint.saved"
+    step: int
+    path: str
+
+
+class EvaluationFinished(EventData):
+    """Held-out tasks were tried with the weights after `step`."""
+
+    type = "evaluation.finished"
+    step: int
+    groups: tuple[str, ...]
+    metrics: dict[str, float]
+
+
+# --- the envelope --------------------------------------------------------------------------------------------------
+
+
+def new_id() -> str:
+    """A fresh event id (UUID version 7: sorts by time)."""
+    return str(uuid_utils.uuid7())
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Event(BaseModel):
+    """One fact. `seq`, its position in its log, is given by the append and not part of the stored body."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(default_factory=new_id)
+    type: str
+    source: str
+    """`role/instance` of the node that made it."""
+    role: str
+    run_id: str | None = None
+    task_id: str | None = None
+    group_id: str | None = None
+    episode_id: str | None = None
+    seq: int = Field(default=0, exclude=True)
+    time: datetime = Field(default_factory=utc_now)
+    causation_id: str | None = None
+    """The event that caused it."""
+    correlation_id: str | None = None
+    """The request it answers."""
+    to: str | None = None
+    """A role, `role/instance`, or none for whoever subscribes."""
+    attempt: int = 1
+    deadline: datetime | None = None
+    hops: int = 0
+    trust: Trust = "system"
+    traceparent: str | None = None
+    schema_version: int = SCHEMA_VERSION
+    policy: str | None = None
+    policy_version: int | None = None
+    data: SerializeAsAny[EventData]
+
+    @classmethod
+    def of(cls, data: EventData, *, source: str, **metadata: Any) -> Event:
+        """An event of `data`'s type; the role is taken from `source` (`role/instance`)."""
+        return cls(type=data.type, source=source, role=source.partition("/")[0], data=data, **metadata)
+
+    def at(self, seq: int) -> Event:
+        """The same event at its place in a log."""
+        return self.model_copy(update={"seq": seq})
+
+
+class Registry:
+    """The closed set of event types: encodes events, decodes only what it knows."""
+
+    def __init__(self) -> None:
+        self.types: dict[str, type[EventData]] = {cls.type: cls for cls in _subclasses(EventData)}
+
+    def encode(self, event: Event) -> bytes:
+        """JSON, compressed above 4 KiB.
+
+        Raises:
+            PayloadTooLargeError: above 8 MiB.
+        """
+        body = event.__pydantic_serializer__.to_json(event, exclude_defaults=True)
+        if len(body) > REFUSE_ABOVE:
+            raise PayloadTooLargeError(
+                f"event {event.type} has {len(body)} bytes; at most {REFUSE_ABOVE} fit in a log: store the content"
+                " elsewhere and put a reference into the event"
+            )
+        return b"z" + zlib.compress(body, 1) if len(body) > COMPRESS_ABOVE else body
+
+    def decode(self, body: bytes, *, seq: int = 0) -> Event:
+        """The event in `body`, at `seq`.
+
+        Raises:
+            UnknownEventTypeError: its type is not registered.
+            MalformedEventError: anything else that is wrong with it, a newer schema included.
+        """
+        try:
+            fields = pydantic_core.from_json(_inflate(body))
+            kind = fields["type"]
+            data_class = self.types.get(kind)
+            if data_class is None:
+                raise UnknownEventTypeError(f"unknown event type {kind!r}: import the module that defines it")
+            if fields.get("schema_version", 1) > SCHEMA_VERSION:
+                raise MalformedEventError(
+                    f"event {kind} has schema version {fields['schema_version']}, newer than {SCHEMA_VERSION}: upgrade"
+                )
+            fields["data"] = data_class.model_validate(fields["data"])
+            fields["seq"] = seq
+            return Event.model_validate(fields)
+        except (ValueError, ValidationError, KeyError, TypeError, AttributeError, zlib.error) as error:
+            raise MalformedEventError(f"not an event: {error!s:.300}") from error
+
+
+def _inflate(body: bytes) -> bytes:
+    """Undo compression, never producing more than an event may hold."""
+    if body[:1] != b"z":
+        if len(body) > REFUSE_ABOVE:
+            raise MalformedEventError(f"{len(body)} bytes; at most {REFUSE_ABOVE} are read")
+        return body
+    inflater = zlib.decompressobj()
+    raw = inflater.decompress(body[1:], REFUSE_ABOVE)
+    if inflater.unconsumed_tail or not inflater.eof:
+        raise MalformedEventError(f"compressed content is cut or holds more than {REFUSE_ABOVE} bytes")
+    return raw
+
+
+def _subclasses(cls: type[EventData]) -> Iterator[type[EventData]]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)
+
+
+def common_prefix(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """How many leading ids `a` and `b` share."""
+    if b[: len(a)] == a:
+        return len(a)
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
