@@ -1,0 +1,1 @@
+"""Training: rows projected from episodes, advantages and losses, the learner, and the weights it publishes."""

@@ -1,0 +1,65 @@
+"""One training row: a token sequence, which of its tokens are trained, and how they were sampled.
+
+Rows are what the learner eats. They are projected from episode logs elsewhere; nothing here reads a log or holds a
+tensor.
+"""
+
+import math
+from dataclasses import dataclass
+
+from aworld_runtime.errors import TrainingError
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """A prompt with the turns sampled after it, token by token, exactly as the sampler saw them."""
+
+    rollout_id: str
+    """`episode_id/role`. Rows of one rollout share its reward, and count once in the group's statistics."""
+    group_id: str
+    """The episodes of one task sampled together; with `role`, the scope of the advantage baseline."""
+    role: str
+    token_ids: tuple[int, ...]
+    """[T] prompt and sampled tokens, in order."""
+    loss_mask: tuple[bool, ...]
+    """[T] True exactly on sampled tokens of trained agents."""
+    behavior_logprobs: tuple[float, ...]
+    """[T] recorded by the sampler; NaN where masked."""
+    policy: str
+    policy_version: int
+    """The oldest version that sampled a token of this row."""
+    reward: float
+    weight: float = 1.0
+    """Share of the rollout that this row carries: 1/k when the rollout was split into k rows."""
+
+    def __post_init__(self) -> None:
+        length = len(self.token_ids)
+        if length == 0:
+            raise self._invalid("it has no tokens")
+        if len(self.loss_mask) != length or len(self.behavior_logprobs) != length:
+            raise self._invalid(
+                f"token_ids, loss_mask and behavior_logprobs differ in length: {length}, "
+                f"{len(self.loss_mask)}, {len(self.behavior_logprobs)}"
+            )
+        if not math.isfinite(self.reward):
+            raise self._invalid(f"its reward is {self.reward}; give a finite number")
+        if not (math.isfinite(self.weight) and self.weight > 0):
+            raise self._invalid(f"its weight is {self.weight}; give a number above 0")
+        if self.policy_version < 0:
+            raise self._invalid(f"its policy_version is {self.policy_version}; versions start at 0")
+        if self.loss_mask[0]:
+            raise self._invalid("position 0 is trained, but nothing precedes it to predict it from")
+        for position in self.trained_positions:
+            logprob = self.behavior_logprobs[position]
+            if not math.isfinite(logprob):
+                raise self._invalid(
+                    f"behavior_logprobs[{position}] is {logprob} at a trained position; every "
+                    "trained token needs the sampler's logprob"
+                )
+
+    @property
+    def trained_positions(self) -> tuple[int, ...]:
+        return tuple(position for position, trained in enumerate(self.loss_mask) if trained)
+
+    def _invalid(self, reason: str) -> TrainingError:
+        return TrainingError(f"training row of rollout {self.rollout_id!r} is invalid: {reason}")
