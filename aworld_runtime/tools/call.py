@@ -1,0 +1,87 @@
+"""One tool call, made safe: arguments checked, time and output bounded, every failure a `ToolError`.
+
+`call` is the one boundary that turns what a tool does wrong into something an agent can be told.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+
+import anyio
+from pydantic import JsonValue
+
+from aworld_runtime.errors import ToolArgumentsError, ToolError, ToolTimeoutError
+from aworld_runtime.messages import ToolSpec
+from aworld_runtime.tools.base import BaseTool
+
+MAX_OUTPUT = 32 * 1024
+"""Bytes of a result or an error message; above, the middle is cut out."""
+
+
+async def call(tool: BaseTool, arguments: Mapping[str, JsonValue]) -> JsonValue:
+    """Call `tool` and return its result, cut to `MAX_OUTPUT`.
+
+    Raises:
+        ToolArgumentsError: an argument is missing or unknown, or the tool refused it.
+        ToolTimeoutError: the tool took longer than its `timeout_s`.
+        ToolError: anything else that went wrong in the tool, with the error's type and message.
+    """
+    spec = tool.get_schema()
+    _check(spec, arguments)
+    try:
+        with anyio.move_on_after(tool.timeout_s):
+            return _capped(await tool.run(**arguments), spec.name)
+    except ToolError as error:
+        if len(str(error)) <= MAX_OUTPUT // 4:
+            raise
+        raise ToolError(cut(str(error))) from error
+    except Exception as error:  # the boundary: the agent is told, whatever it is
+        raise ToolError(cut(f"{type(error).__name__}: {error}")) from error
+    raise ToolTimeoutError(f"{spec.name} did not answer within {tool.timeout_s:g} s")
+
+
+def cut(text: str, limit: int = MAX_OUTPUT) -> str:
+    """`text`, or its head and tail with a note between, in at most about `limit` bytes."""
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= limit:
+        return text
+    head, tail = raw[: limit * 3 // 4], raw[-(limit // 4) :]
+    note = f"\n[... {len(raw) - len(head) - len(tail)} of {len(raw)} bytes cut ...]\n"
+    return head.decode("utf-8", "ignore") + note + tail.decode("utf-8", "ignore")
+
+
+def _check(spec: ToolSpec, arguments: Mapping[str, JsonValue]) -> None:
+    """What every schema says in the same way; types are the tool's own business."""
+    properties = spec.parameters.get("properties")
+    required = spec.parameters.get("required")
+    if isinstance(required, list):
+        missing = [str(name) for name in required if name not in arguments]
+        if missing:
+            raise ToolArgumentsError(f"{spec.name}: missing argument {', '.join(missing)}")
+    if isinstance(properties, dict) and not spec.parameters.get("additionalProperties"):
+        unknown = [name for name in arguments if name not in properties]
+        if unknown:
+            known = ", ".join(properties) or "none"
+            raise ToolArgumentsError(
+                f"{spec.name}: unknown argument {', '.join(unknown)}; it takes {known}"
+            )
+
+
+def _capped(result: JsonValue, name: str) -> JsonValue:
+    """`result`; as text, cut, where it is too large."""
+    if isinstance(result, str):
+        return cut(result)
+    if result is None or isinstance(result, int):
+        return result
+    if isinstance(result, float) and math.isfinite(result):
+        return result
+    try:
+        text = json.dumps(result, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ToolError(
+            f"{name} returned a {type(result).__name__} that can't be written as JSON: {error}"
+        ) from error
+    shorter = cut(text)
+    return result if shorter is text else shorter
