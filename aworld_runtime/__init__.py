@@ -26,7 +26,19 @@ _EXPORTS = {
     "train": "aworld_runtime.training.train:train",
 }
 
-__all__ = [*_EXPORTS, "__version__"]
+__all__ = [
+    "Agent",
+    "AgentConfig",
+    "BaseTool",
+    "LLMClient",
+    "MultiAgentGroup",
+    "Runners",
+    "Runtime",
+    "Swarm",
+    "__version__",
+    "tool",
+    "train",
+]
 
 # In a checkout agents/, swarms/ and training/ stand beside this package; a wheel has them inside it.
 _here = Path(__file__).parent
