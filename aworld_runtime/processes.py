@@ -140,7 +140,7 @@ async def spawn(
     read_end, write_end = os.pipe()
     try:
         with log.open("ab") as output:
-            guardian = subprocess.Popen(  # noqa: ASYNC220, S603 - milliseconds; no thread may own it
+            guardian = subprocess.Popen(  # noqa: ASYNC220 - milliseconds; no thread may own it
                 [
                     sys.executable,
                     "-I",

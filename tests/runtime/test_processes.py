@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -15,6 +13,7 @@ import pytest
 
 from aworld_runtime.errors import ProcessError
 from aworld_runtime.processes import spawn
+from tests.waiting import wait_until_sync
 
 pytestmark = pytest.mark.anyio
 
@@ -56,11 +55,6 @@ time.sleep(600)
 """
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def alive(pid: int) -> bool:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -69,17 +63,10 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def wait_until(predicate: Callable[[], bool], description: str, timeout: float = 10.0) -> None:
-    end = time.monotonic() + timeout
-    while not predicate():
-        assert time.monotonic() < end, f"not within {timeout} s: {description}"
-        time.sleep(0.01)
-
-
 def pids_in(file: Path, count: int) -> list[int]:
-    wait_until(
+    wait_until_sync(
         lambda: file.exists() and len(file.read_text().split()) == count,
-        f"{count} processes started",
+        description=f"{count} processes started",
     )
     return [int(pid) for pid in file.read_text().split()]
 
@@ -152,7 +139,7 @@ async def test_stop_lets_the_program_finish_within_its_grace(tmp_path: Path) -> 
         "print('up', flush=True); signal.pause()"
     )
     child = await spawn([sys.executable, "-c", code], log=tmp_path / "log")
-    wait_until(lambda: child.log_tail() == "up", "program is up")
+    wait_until_sync(lambda: child.log_tail() == "up", description="program is up")
     assert await child.stop(grace=10) == 7
     assert await child.stop() == 7
 
@@ -178,7 +165,7 @@ async def test_a_killed_guardian_takes_its_group_along(tmp_path: Path) -> None:
     )
     os.kill(os.getpgid(child.pid), signal.SIGKILL)
     assert await child.wait(deadline=10) == -signal.SIGKILL
-    wait_until(lambda: not alive(child.pid), "the program ended")
+    wait_until_sync(lambda: not alive(child.pid), description="the program ended")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -192,7 +179,7 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path, number: signa
         )  # the program, its child, its daemon and the guardian
         assert all(map(alive, family))
         parent.send_signal(number)
-        wait_until(lambda: not any(map(alive, family)), "the whole tree ended")
+        wait_until_sync(lambda: not any(map(alive, family)), description="the whole tree ended")
     finally:
         parent.kill()
         parent.wait()
