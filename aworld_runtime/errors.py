@@ -94,7 +94,7 @@ class BusFullError(BusError):
     """The server refuses new events (out of memory or disk); reads and acks go on."""
 
 
-class Fenced(BusError):  # noqa: N818 - the field's word for it
+class Fenced(BusError):
     """Another owner appended to the log first. Drop the work: it is running elsewhere."""
 
 

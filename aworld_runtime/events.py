@@ -40,7 +40,14 @@ REFUSE_ABOVE = 8 * 1024 * 1024
 """Bytes above which an event is refused."""
 
 StopReason = Literal[
-    "answered", "turn_limit", "token_limit", "time_limit", "quiescent", "failed", "cancelled", "malformed"
+    "answered",
+    "turn_limit",
+    "token_limit",
+    "time_limit",
+    "quiescent",
+    "failed",
+    "cancelled",
+    "malformed",
 ]
 """Why an agent or an episode stopped."""
 
@@ -143,14 +150,16 @@ class ModelRequested(EventData):
     """Messages that come from no event (instructions); only where `previous` is none."""
     tools: tuple[ToolSpec, ...] = ()
     """Only where `previous` is none."""
-    temperature: float = 1.0
-    max_tokens: int = 512
+    temperature: float | None = None
+    """None, as for `max_tokens`: the model client's own setting."""
+    max_tokens: int | None = None
     seed: int | None = None
 
 
 class ModelCompleted(EventData):
     """A model's answer. `prompt_token_ids` holds the prompt after its first `prompt_offset` ids, which are those of the
-    role's previous prompt and completion."""
+    role's previous prompt and completion.
+    """
 
     type = "model.completed"
     text: str = ""
@@ -167,18 +176,31 @@ class ModelCompleted(EventData):
     def of(cls, completion: Completion, previous_ids: tuple[int, ...]) -> ModelCompleted:
         """Write `completion` relative to `previous_ids`, the role's previous prompt and sampled ids."""
         offset = common_prefix(previous_ids, completion.prompt_token_ids)
-        fields = completion.__dict__ | {"prompt_token_ids": completion.prompt_token_ids[offset:]}
-        del fields["policy"]
-        return cls(prompt_offset=offset, **fields)
+        return cls(
+            text=completion.text,
+            tool_calls=completion.tool_calls,
+            finish_reason=completion.finish_reason,
+            usage=completion.usage,
+            prompt_offset=offset,
+            prompt_token_ids=completion.prompt_token_ids[offset:],
+            token_ids=completion.token_ids,
+            behavior_logprobs=completion.behavior_logprobs,
+            version_spans=completion.version_spans,
+        )
 
     def completion(self, previous_ids: tuple[int, ...], policy: str | None) -> Completion:
         """The completion as the model client returned it."""
-        fields = self.__dict__ | {
-            "prompt_token_ids": previous_ids[: self.prompt_offset] + self.prompt_token_ids,
-            "policy": policy,
-        }
-        del fields["prompt_offset"]
-        return Completion(**fields)
+        return Completion(
+            text=self.text,
+            tool_calls=self.tool_calls,
+            finish_reason=self.finish_reason,
+            usage=self.usage,
+            prompt_token_ids=previous_ids[: self.prompt_offset] + self.prompt_token_ids,
+            token_ids=self.token_ids,
+            behavior_logprobs=self.behavior_logprobs,
+            policy=policy,
+            version_spans=self.version_spans,
+        )
 
 
 class ModelFailed(EventData):
@@ -438,7 +460,9 @@ class Event(BaseModel):
     @classmethod
     def of(cls, data: EventData, *, source: str, **metadata: Any) -> Event:
         """An event of `data`'s type; the role is taken from `source` (`role/instance`)."""
-        return cls(type=data.type, source=source, role=source.partition("/")[0], data=data, **metadata)
+        return cls(
+            type=data.type, source=source, role=source.partition("/")[0], data=data, **metadata
+        )
 
     def at(self, seq: int) -> Event:
         """The same event at its place in a log."""
@@ -477,7 +501,9 @@ class Registry:
             kind = fields["type"]
             data_class = self.types.get(kind)
             if data_class is None:
-                raise UnknownEventTypeError(f"unknown event type {kind!r}: import the module that defines it")
+                raise UnknownEventTypeError(
+                    f"unknown event type {kind!r}: import the module that defines it"
+                )
             if fields.get("schema_version", 1) > SCHEMA_VERSION:
                 raise MalformedEventError(
                     f"event {kind} has schema version {fields['schema_version']}, newer than {SCHEMA_VERSION}: upgrade"
@@ -485,7 +511,14 @@ class Registry:
             fields["data"] = data_class.model_validate(fields["data"])
             fields["seq"] = seq
             return Event.model_validate(fields)
-        except (ValueError, ValidationError, KeyError, TypeError, AttributeError, zlib.error) as error:
+        except (
+            ValueError,
+            ValidationError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            zlib.error,
+        ) as error:
             raise MalformedEventError(f"not an event: {error!s:.300}") from error
 
 
@@ -498,7 +531,9 @@ def _inflate(body: bytes) -> bytes:
     inflater = zlib.decompressobj()
     raw = inflater.decompress(body[1:], REFUSE_ABOVE)
     if inflater.unconsumed_tail or not inflater.eof:
-        raise MalformedEventError(f"compressed content is cut or holds more than {REFUSE_ABOVE} bytes")
+        raise MalformedEventError(
+            f"compressed content is cut or holds more than {REFUSE_ABOVE} bytes"
+        )
     return raw
 
 
@@ -512,4 +547,6 @@ def common_prefix(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     """How many leading ids `a` and `b` share."""
     if b[: len(a)] == a:
         return len(a)
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )

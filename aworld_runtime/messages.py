@@ -21,30 +21,34 @@ class Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def _unpack(code: str) -> Any:
-    def unpack(value: Any) -> Any:
-        if isinstance(value, str):
-            packed = array(code)
-            packed.frombytes(base64.b64decode(value, validate=True))
-            return tuple(packed)
-        if code == "f":  # round now what storing would round, so a run and its record compare equal
-            return tuple(array(code, value))
-        return tuple(value)
-
-    return unpack
+def _ints(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    packed = array("i")
+    packed.frombytes(base64.b64decode(value, validate=True))
+    return tuple(packed)
 
 
-def _pack(code: str) -> Any:
+def _floats(value: Any) -> Any:
+    packed = array("f")
+    if isinstance(value, str):
+        packed.frombytes(base64.b64decode(value, validate=True))
+    else:  # round now what storing would round, so a run and its record compare equal
+        packed.extend(value)
+    return tuple(packed)
+
+
+def _pack(code: Literal["i", "f"]) -> PlainSerializer:
     def pack(values: tuple[int, ...] | tuple[float, ...]) -> str:
-        return base64.b64encode(array(code, values).tobytes()).decode("ascii")
+        return base64.b64encode(array(code, values).tobytes()).decode("ascii")  # pyright: ignore[reportArgumentType]
 
     return PlainSerializer(pack, return_type=str, when_used="json")
 
 
-PackedInts = Annotated[tuple[int, ...], BeforeValidator(_unpack("i")), _pack("i")]
+PackedInts = Annotated[tuple[int, ...], BeforeValidator(_ints), _pack("i")]
 """Token ids; in JSON, base64 of little-endian int32."""
 
-PackedFloats = Annotated[tuple[float, ...], BeforeValidator(_unpack("f")), _pack("f")]
+PackedFloats = Annotated[tuple[float, ...], BeforeValidator(_floats), _pack("f")]
 """Logprobs, rounded to float32; in JSON, base64 of little-endian float32."""
 
 

@@ -76,9 +76,15 @@ class Episode(Data):
     tool_calls: int = 0
 
     @property
+    def episode_id(self) -> str:
+        return self.id
+
+    @property
     def usage(self) -> Usage:
         """Tokens and cost of all agents."""
-        return sum((t.completion.usage for tr in self.trajectories for t in tr.turns), start=Usage())
+        return sum(
+            (t.completion.usage for tr in self.trajectories for t in tr.turns), start=Usage()
+        )
 
     def trajectory(self, role: str) -> Trajectory | None:
         return next((t for t in self.trajectories if t.role == role), None)
@@ -92,9 +98,16 @@ def message_of(event: Event) -> Message | None:
         case ModelCompleted() as data:
             return Message(role="assistant", content=data.text, tool_calls=data.tool_calls)
         case ToolReturned(name=name, content=content):
-            return Message(role="tool", content=as_text(content), name=name, tool_call_id=event.correlation_id)
+            return Message(
+                role="tool", content=as_text(content), name=name, tool_call_id=event.correlation_id
+            )
         case ToolFailed(name=name, error=error, message=message):
-            return Message(role="tool", content=f"{error}: {message}", name=name, tool_call_id=event.correlation_id)
+            return Message(
+                role="tool",
+                content=f"{error}: {message}",
+                name=name,
+                tool_call_id=event.correlation_id,
+            )
         case _:
             return None
 
@@ -118,8 +131,9 @@ class TrajectoryFold:
         self.previous_ids: tuple[int, ...] = ()
         """Prompt and sampled ids of the latest turn, where the engine gave them."""
         self.last_request: int | None = None
+        self.pending: dict[int, Message] = {}
+        """Messages it has not seen yet, by the seq of their event."""
         self._open: dict[str, tuple[Message, ...]] = {}
-        self._replies: dict[int, Message] = {}
         self._call_ids: dict[str, str] = {}
 
     def add(self, event: Event) -> None:
@@ -130,7 +144,7 @@ class TrajectoryFold:
                 case ModelRequested():
                     if data.previous is None:
                         self.tools = data.tools
-                    new = [self._replies.pop(seq) for seq in data.sources if seq in self._replies]
+                    new = [self.pending.pop(seq) for seq in data.sources if seq in self.pending]
                     self._open[event.id] = (*data.preamble, *new)
                     self.last_request = event.seq
                 case ModelFailed():
@@ -139,7 +153,9 @@ class TrajectoryFold:
                     completion = data.completion(self.previous_ids, event.policy)
                     self.previous_ids = completion.prompt_token_ids + completion.token_ids
                     new_messages = self._open.pop(event.correlation_id or "", ())
-                    self.turns.append(Turn(seq=event.seq, new_messages=new_messages, completion=completion))
+                    self.turns.append(
+                        Turn(seq=event.seq, new_messages=new_messages, completion=completion)
+                    )
                 case ToolCalled():
                     self._call_ids[event.id] = data.call.id
                 case _:
@@ -148,7 +164,14 @@ class TrajectoryFold:
             if message.role == "tool":
                 call_id = self._call_ids.get(event.correlation_id or "")
                 message = message.model_copy(update={"tool_call_id": call_id})
-            self._replies[event.seq] = message
+            self.pending[event.seq] = message
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation up to and including the latest turn."""
+        return tuple(
+            m for t in self.turns for m in (*t.new_messages, assistant_message(t.completion))
+        )
 
     def trajectory(self, rewards: Mapping[str | None, RewardGiven]) -> Trajectory:
         given = rewards.get(self.role) or rewards.get(None)
@@ -156,7 +179,7 @@ class TrajectoryFold:
             role=self.role,
             turns=tuple(self.turns),
             tools=self.tools,
-            replies=tuple(self._replies.values()),
+            replies=tuple(self.pending.values()),
             reward=None if given is None else given.reward,
             breakdown={} if given is None else given.breakdown,
         )

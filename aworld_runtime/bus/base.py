@@ -132,7 +132,9 @@ class Bus(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
     # logs
-    async def append(self, log: str, expected_seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> int:
+    async def append(
+        self, log: str, expected_seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()
+    ) -> int:
         """Add `events` after `expected_seq` and acknowledge mail, in one atomic step; returns the last seq.
 
         Appending the very same events at the same place again is success (the reply was lost). An empty log accepts
@@ -243,8 +245,18 @@ class Subscription:
         async with self.bus.feed(self.after) as entries:
             async for batch in entries:
                 for entry in batch:
-                    events = await self.bus.read(entry.log, entry.first, limit=entry.last - entry.first + 1)
+                    events = await self.bus.read(
+                        entry.log, entry.first, limit=entry.last - entry.first + 1
+                    )
                     for event in events:
                         if not self.prefixes or event.type.startswith(self.prefixes):
                             yield event
                     self.cursor = entry.cursor
+
+
+async def read_all(bus: Bus, log: str, start: int = 1) -> list[Event]:
+    """The whole log from `start`, in pages."""
+    events: list[Event] = []
+    while page := await bus.read(log, start + len(events)):
+        events += page
+    return events

@@ -28,7 +28,11 @@ def open_bus(url: str, registry: Registry | None = None) -> Bus:
             try:
                 from aworld_runtime.bus.redis import RedisBus  # noqa: PLC0415
             except ImportError as error:
-                raise ConfigError(f"bus {url!r} needs the extra 'redis': pip install 'aworld-rt[redis]'") from error
+                raise ConfigError(
+                    f"bus {url!r} needs the extra 'redis': pip install 'aworld-rt[redis]'"
+                ) from error
             return RedisBus(url, registry)
         case _:
-            raise ConfigError(f"bus={url!r}: unknown scheme {scheme!r}; use one of {', '.join(SCHEMES)}")
+            raise ConfigError(
+                f"bus={url!r}: unknown scheme {scheme!r}; use one of {', '.join(SCHEMES)}"
+            )

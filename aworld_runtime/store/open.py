@@ -28,7 +28,11 @@ def open_store(url: str, registry: Registry | None = None) -> Store:
             try:
                 from aworld_runtime.store.mongo import MongoStore  # noqa: PLC0415
             except ImportError as error:
-                raise ConfigError(f"store {url!r} needs the extra 'mongo': pip install 'aworld-rt[mongo]'") from error
+                raise ConfigError(
+                    f"store {url!r} needs the extra 'mongo': pip install 'aworld-rt[mongo]'"
+                ) from error
             return MongoStore(url, registry)
         case _:
-            raise ConfigError(f"store={url!r}: unknown scheme {scheme!r}; use one of {', '.join(SCHEMES)}")
+            raise ConfigError(
+                f"store={url!r}: unknown scheme {scheme!r}; use one of {', '.join(SCHEMES)}"
+            )

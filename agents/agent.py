@@ -1,0 +1,158 @@
+"""An agent: a function from an episode's history to its next turn.
+
+    message, tool results ──▶ model ──▶ tool calls ──▶ ... ──▶ answer
+
+It keeps no state of its own; what it knows is the fold of the log. One handler is one turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pydantic import Field, SecretStr
+
+from aworld_runtime.errors import ConfigError
+from aworld_runtime.events import (
+    AnswerProposed,
+    Event,
+    MessagePosted,
+    ToolCalled,
+    ToolFailed,
+    ToolReturned,
+)
+from aworld_runtime.messages import Data, Message, Task
+from aworld_runtime.models.base import ChatModel
+from aworld_runtime.models.client import LLMClient
+from aworld_runtime.nodes.context import Context
+from aworld_runtime.nodes.environment import EnvironmentNode
+from aworld_runtime.nodes.node import Program
+from aworld_runtime.nodes.serial import Serial
+from aworld_runtime.runtime import run_program, run_sync
+from aworld_runtime.tools.base import BaseTool
+from aworld_runtime.tools.registry import resolve
+from aworld_runtime.trajectory import Episode
+
+MAX_MALFORMED = 2
+"""Malformed tool calls that are told to the model; the next one ends its work."""
+RESERVED = frozenset({"swarm", "environment", "worker"})
+
+
+class AgentConfig(Data):
+    """Where an agent's model is, by fields."""
+
+    llm_model_name: str
+    llm_base_url: str | None = None
+    llm_api_key: SecretStr | None = Field(default=None, repr=False)
+
+
+class Agent:
+    """One role: a model, instructions, and the tools it may use.
+
+        Agent(name="solver", llm=LLMClient("openai/gpt-4o"), tools=["calculator"]).run("What is 17 * 23?")
+
+    Args:
+        name: its role, unique in a swarm.
+        llm: its model; a run may give the role another one.
+        system_prompt: its instructions.
+        tools: names of built-in tools, `BaseTool`s or functions. It can call no others.
+        examples: worked turns shown before the task.
+        max_turns: completions after which it stops with `turn_limit`.
+
+    Raises:
+        ConfigError: a reserved or empty name, `max_turns` below 1.
+        UnknownToolError: a tool name that isn't built in.
+    """
+
+    subscriptions: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        name: str = "agent",
+        *,
+        llm: ChatModel | None = None,
+        conf: AgentConfig | None = None,
+        system_prompt: str = "",
+        tools: Sequence[str | BaseTool | Callable[..., object]] = (),
+        examples: Sequence[Message] = (),
+        max_turns: int = 32,
+    ) -> None:
+        if not name or name in RESERVED or "/" in name:
+            raise ConfigError(
+                f"agent name={name!r}: expected a name without '/', other than {', '.join(sorted(RESERVED))}"
+            )
+        if max_turns < 1:
+            raise ConfigError(f"agent {name!r}: max_turns={max_turns}; expected 1 or more")
+        if conf is not None:
+            llm = LLMClient(
+                model_name=conf.llm_model_name,
+                base_url=conf.llm_base_url,
+                api_key=conf.llm_api_key.get_secret_value() if conf.llm_api_key else None,
+            )
+        self.role = name
+        self.llm = llm
+        self.tools = resolve(tools)
+        self.max_turns = max_turns
+        system = (Message(role="system", content=system_prompt),) if system_prompt else ()
+        self.preamble: tuple[Message, ...] = (*system, *examples)
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        """Take a turn on a message, or once the last open tool call is answered."""
+        if isinstance(
+            event.data, MessagePosted | ToolReturned | ToolFailed
+        ) and not self._open_calls(ctx):
+            await self._turn(ctx)
+
+    async def _turn(self, ctx: Context) -> None:
+        earlier = ctx.trajectory.turns
+        completion = await ctx.complete(
+            self.llm,
+            preamble=self.preamble,
+            tools=[tool.get_schema() for tool in self.tools.values()],
+        )
+        if not completion.tool_calls:
+            ctx.emit(AnswerProposed(text=completion.text), trust="model")
+            return
+        if len(earlier) + 1 >= self.max_turns:
+            ctx.emit(AnswerProposed(text=completion.text, reason="turn_limit"), trust="model")
+            return
+        before = sum(
+            call.malformed is not None for turn in earlier for call in turn.completion.tool_calls
+        )
+        if before >= MAX_MALFORMED and any(
+            call.malformed is not None for call in completion.tool_calls
+        ):
+            ctx.emit(AnswerProposed(text=completion.text, reason="malformed"), trust="model")
+            return
+        for call in completion.tool_calls:
+            ctx.emit(ToolCalled(call=call), trust="model")
+
+    def _open_calls(self, ctx: Context) -> set[str]:
+        """Ids of this agent's calls that have no answer yet."""
+        called = {
+            e.id for e in ctx.history if e.role == self.role and isinstance(e.data, ToolCalled)
+        }
+        answers = (e for e in ctx.history if isinstance(e.data, ToolReturned | ToolFailed))
+        return called - {e.correlation_id for e in answers if e.correlation_id is not None}
+
+    def program(self) -> Program:
+        """This agent alone, with its task's environment."""
+        return Program(nodes=(self, Serial([self.role]), EnvironmentNode()), tools=self.tools)
+
+    async def arun(self, task: str | Task) -> Episode:
+        """Do one task on an embedded runtime (memory bus, SQLite store).
+
+        Raises:
+            AWorldError: the episode failed; its log says how.
+        """
+        return await run_program(self, task)
+
+    def run(self, task: str | Task) -> Episode:
+        """`arun`, for scripts; works in a notebook's running event loop too."""
+        return run_sync(run_program, self, task)
+
+    def chat(self, message: str) -> str:
+        """The answer alone."""
+        return self.run(message).answer
+
+    async def achat(self, message: str) -> str:
+        return (await self.arun(message)).answer

@@ -1,0 +1,95 @@
+"""Nodes: they turn an event into events. A program is the set of nodes and tools that runs an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Protocol, cast
+
+from pydantic import JsonValue
+
+from aworld_runtime.errors import UnknownProgramError
+from aworld_runtime.events import Event
+from aworld_runtime.nodes.context import Context
+from aworld_runtime.tools.base import BaseTool
+
+
+class Node(Protocol):
+    """Handles one delivery at a time, in seq order. Its state is the fold of `ctx.history`."""
+
+    @property
+    def role(self) -> str:
+        """Unique in the episode; events with this `to` are delivered here."""
+        ...
+
+    @property
+    def subscriptions(self) -> tuple[str, ...]:
+        """Type prefixes of events without `to` that are delivered here too."""
+        ...
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        """React by `ctx.emit`. What is emitted commits together with the fact that the event was handled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Everything an episode runs, by role and by tool name."""
+
+    nodes: tuple[Node, ...]
+    tools: Mapping[str, BaseTool] = field(default_factory=dict[str, BaseTool])
+
+
+class Runnable(Protocol):
+    """Whatever can run an episode: an agent, a swarm."""
+
+    def program(self) -> Program: ...
+
+
+def load_program(
+    reference: str, arguments: Mapping[str, JsonValue], known: Mapping[str, Runnable]
+) -> Program:
+    """The program that `reference` names: `local:NAME` in `known`, or `module:attribute`.
+
+    The attribute is an agent or a swarm, or a function of `arguments` that returns one.
+
+    Raises:
+        UnknownProgramError: it can't be imported, or is neither.
+    """
+    if reference in known:
+        return known[reference].program()
+    found = load(reference)
+    if isinstance(found, type) or not hasattr(found, "program"):
+        if not callable(found):
+            raise UnknownProgramError(
+                f"{reference!r} is a {type(found).__name__}; expected an agent, a swarm or a function"
+            )
+        found = cast("Callable[..., object]", found)(**arguments)
+    if not hasattr(found, "program"):
+        raise UnknownProgramError(
+            f"{reference!r} gave a {type(found).__name__}; expected an agent or a swarm"
+        )
+    return cast("Runnable", found).program()
+
+
+def load(reference: str) -> object:
+    """Import `module:attribute`.
+
+    Raises:
+        UnknownProgramError: no such module or attribute.
+    """
+    module, colon, attribute = reference.partition(":")
+    if not colon or not module or not attribute:
+        raise UnknownProgramError(
+            f"{reference!r}: expected module:attribute, such as my_project.agents:solver"
+        )
+    try:
+        found: object = import_module(module)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+    except ImportError as error:
+        raise UnknownProgramError(f"{reference!r}: can't import {module!r}: {error}") from error
+    except AttributeError as error:
+        raise UnknownProgramError(f"{reference!r}: {error}") from error
+    return found

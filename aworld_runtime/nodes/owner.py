@@ -1,0 +1,446 @@
+"""The owner of one episode: the only one that appends to its log.
+
+    mail ───────────┐
+    handlers ───────┼──▶ commit (one append in flight, the rest joins the next) ──▶ accept ──┬─▶ inboxes ─▶ handlers
+    tool calls ─────┘                                                                        └─▶ tool calls
+
+Effects follow their append: a tool starts once `tool.called` is in the log. Taking over is reading the log: what has no
+`delivery.handled` is handled again over its own record, and calls without an answer are made again under the same id.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+from anyio.abc import TaskGroup
+
+from aworld_runtime.bus.base import Bus, Mail, read_all
+from aworld_runtime.errors import BusError, Fenced, ToolError
+from aworld_runtime.events import (
+    DeliveryDeadLettered,
+    DeliveryHandled,
+    EpisodeCancelled,
+    EpisodeClaimed,
+    EpisodeFinished,
+    EpisodeRequested,
+    EpisodeTakenOver,
+    Event,
+    EventData,
+    HumanAnswered,
+    HumanAsked,
+    StopReason,
+    SubscriptionChanged,
+    ToolCalled,
+    ToolFailed,
+    ToolReturned,
+    utc_now,
+)
+from aworld_runtime.messages import ModelSpec
+from aworld_runtime.models.base import ChatModel
+from aworld_runtime.names import episode_log, tool_queue
+from aworld_runtime.nodes.context import Context, Journal
+from aworld_runtime.nodes.node import Node, Program
+from aworld_runtime.tools.base import BaseTool, RemoteTool
+from aworld_runtime.tools.call import call
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Inbox:
+    """What one role still has to handle."""
+
+    node: Node
+    waiting: deque[Event] = field(default_factory=deque[Event])
+    busy: bool = False
+
+
+class EpisodeOwner:
+    """Runs one episode to its end.
+
+    `connect` gives a client for a `ModelSpec`; `is_ours` says whether the claim on the episode still holds.
+    """
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        requested: Event,
+        program: Program,
+        worker: str,
+        connect: Callable[[ModelSpec], ChatModel],
+        is_ours: Callable[[], bool] = lambda: True,
+    ) -> None:
+        if not isinstance(requested.data, EpisodeRequested) or requested.episode_id is None:
+            raise TypeError(f"an episode begins with episode.requested, not {requested.type}")
+        self.log = episode_log(requested.episode_id)
+        self.events: list[Event] = []
+        self.connect = connect
+        self._is_ours = is_ours
+        self._requested = requested
+        self._request = requested.data
+        self._bus = bus
+        self._worker = worker
+        self._tools = program.tools
+        self._inboxes = {node.role: Inbox(node) for node in program.nodes}
+        self._subscriptions: Mapping[str, tuple[str, ...]] = {
+            n.role: n.subscriptions for n in program.nodes
+        }
+        self._journals: dict[tuple[str, str], list[Event]] = {}
+        self._open_calls: dict[str, Event] = {}
+        self._answered: dict[str, anyio.Event] = {}
+        self._questions: set[str] = set()
+        self._seen_mail: set[str] = set()
+        self._queued: list[Event] = []
+        self._queued_acks: list[Mail] = []
+        self._saved = anyio.Event()
+        self._saving = False
+        self._running = 0
+        self._finished = anyio.Event()
+        self._tasks: TaskGroup | None = None
+
+    async def run(self) -> EpisodeFinished:
+        """Own the episode until it is finished; returns its last event's data.
+
+        Raises:
+            Fenced: another worker took it over (perhaps in an exception group).
+        """
+        async with self._bus.mailbox(self.log) as mail, anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            await self._claim()
+            if not self._finished.is_set():
+                tasks.start_soon(self._receive, mail)
+                if self._requested.deadline is not None:
+                    tasks.start_soon(self._watch_deadline)
+                await self._finished.wait()
+            tasks.cancel_scope.cancel()
+        finished = self.events[-1].data
+        if not isinstance(finished, EpisodeFinished):
+            raise TypeError(f"{self.log} ended with {self.events[-1].type}")
+        return finished
+
+    async def commit(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
+        """Append events and act on them. One append is in flight at a time; what comes meanwhile joins the next."""
+        if self._finished.is_set():
+            await anyio.sleep_forever()  # the log is closed: this handler is about to be cancelled
+        if not events and not acks:
+            return
+        self._queued += events
+        self._queued_acks += acks
+        saved = self._saved
+        if self._saving:
+            await saved.wait()
+            return
+        self._saving = True
+        while self._queued or self._queued_acks:
+            batch, self._queued = self._close_calls(self._queued), []
+            done, self._queued_acks = self._queued_acks, []
+            saved, self._saved = self._saved, anyio.Event()
+            last = await self._bus.append(self.log, len(self.events), batch, acks=done)
+            first = last - len(batch) + 1
+            for seq, event in enumerate(batch, first):
+                self._accept(event.at(seq))
+            saved.set()
+        self._saving = False
+
+    # --- claim and recovery ----------------------------------------------------------------------------------------
+
+    async def _claim(self) -> None:
+        """Become the owner: begin the log, or take it over and rebuild what was going on."""
+        while True:
+            past = await read_all(self._bus, self.log)
+            if past and isinstance(past[-1].data, EpisodeFinished):
+                self.events = past
+                self._finished.set()
+                return
+            if past:
+                opening = [self._event(EpisodeTakenOver(worker=self._worker))]
+            else:
+                claimed = self._event(EpisodeClaimed(worker=self._worker))
+                subscribed = self._event(
+                    SubscriptionChanged(subscriptions=dict(self._subscriptions))
+                )
+                opening = [self._requested, claimed, subscribed]
+            try:
+                await self._bus.append(self.log, len(past), opening)
+            except Fenced:
+                if not self._is_ours():
+                    raise
+                continue  # the former owner appended since we read, for the last time
+            break
+        self._recover([*past, *(e.at(len(past) + i) for i, e in enumerate(opening, 1))])
+
+    def _recover(self, events: Sequence[Event]) -> None:
+        self._subscriptions = next(
+            (e.data.subscriptions for e in events if isinstance(e.data, SubscriptionChanged)),
+            self._subscriptions,
+        )
+        handled = {(e.role, e.data.seq) for e in events if isinstance(e.data, DeliveryHandled)}
+        caused: dict[tuple[str, str], list[Event]] = defaultdict(list)
+        for event in events:
+            if event.causation_id is not None:
+                caused[event.role, event.causation_id].append(event)
+        self._seen_mail = {e.id for e in events}
+        calls: list[Event] = []
+        for event in events:
+            self.events.append(event)
+            self._note(event)
+            for role in self._receivers(event):
+                if (role, event.seq) not in handled:
+                    self._inboxes[role].waiting.append(event)
+                    if recorded := caused.get((role, event.id)):
+                        self._journals[role, event.id] = recorded
+            if isinstance(event.data, ToolCalled):
+                calls.append(event)
+        for event in calls:
+            if event.id in self._open_calls:
+                self._spawn(self._run_tool, event)
+        for inbox in self._inboxes.values():
+            self._wake(inbox)
+        self._spawn(anyio.sleep, 0)  # where nothing was left to do, this finds out
+
+    # --- after an append -------------------------------------------------------------------------------------------
+
+    def _accept(self, event: Event) -> None:
+        self.events.append(event)
+        self._note(event)
+        if self._finished.is_set():
+            return
+        if isinstance(event.data, ToolCalled):
+            self._spawn(self._run_tool, event)
+        for role in self._receivers(event):
+            inbox = self._inboxes[role]
+            inbox.waiting.append(event)
+            self._wake(inbox)
+
+    def _note(self, event: Event) -> None:
+        match event.data:
+            case ToolCalled():
+                self._open_calls[event.id] = event
+            case ToolReturned() | ToolFailed():
+                call_id = event.correlation_id or ""
+                self._open_calls.pop(call_id, None)
+                if waiting := self._answered.pop(call_id, None):
+                    waiting.set()
+            case HumanAsked():
+                self._questions.add(event.id)
+            case HumanAnswered():
+                self._questions.discard(event.correlation_id or "")
+            case SubscriptionChanged(subscriptions=subscriptions):
+                self._subscriptions = subscriptions
+            case EpisodeFinished():
+                self._finished.set()
+            case _:
+                pass
+
+    def _receivers(self, event: Event) -> list[str]:
+        """Roles that `event` is delivered to: the one it names, or those subscribed to its type."""
+        if event.to is not None:
+            role = event.to.partition("/")[0]
+            return [role] if role in self._inboxes else []
+        return [
+            role
+            for role, prefixes in self._subscriptions.items()
+            if role != event.role
+            and role in self._inboxes
+            and event.type.startswith(prefixes or ("\0",))
+        ]
+
+    def _wake(self, inbox: Inbox) -> None:
+        if inbox.waiting and not inbox.busy:
+            inbox.busy = True
+            self._spawn(self._drain, inbox)
+
+    def _spawn(self, work: Callable[..., object], *arguments: object) -> None:
+        if self._tasks is None:
+            raise RuntimeError("run() has not been entered")
+        self._running += 1
+        self._tasks.start_soon(self._counted, work, arguments)
+
+    async def _counted(self, work: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        await work(*arguments)  # pyright: ignore[reportGeneralTypeIssues]
+        self._running -= 1
+        if self._running == 0 and not self._questions and not self._finished.is_set():
+            await self._finish("quiescent", "nothing is in flight, and nobody has answered")
+
+    # --- handlers --------------------------------------------------------------------------------------------------
+
+    async def _drain(self, inbox: Inbox) -> None:
+        """Handle a role's deliveries, one at a time, in seq order."""
+        while inbox.waiting and not self._finished.is_set():
+            event = inbox.waiting.popleft()
+            await self._handle(inbox.node, event)
+        inbox.busy = False
+
+    async def _handle(self, node: Node, event: Event) -> None:
+        ctx = Context(
+            role=node.role,
+            source=f"{node.role}/{self._worker}",
+            event=event,
+            log=self.events,
+            request=self._request,
+            world=self,
+            journal=Journal(self._journals.pop((node.role, event.id), ())),
+        )
+        try:
+            await node.handle(ctx, event)
+        except BusError:
+            raise  # not the agent's doing: this owner can't go on
+        except Exception as error:  # noqa: BLE001 - the boundary: an agent's crash becomes data
+            logger.warning(
+                "%s: %s failed on %s (seq %d): %s",
+                self.log,
+                node.role,
+                event.type,
+                event.seq,
+                error,
+            )
+            dead = DeliveryDeadLettered(
+                seq=event.seq, error=type(error).__name__, message=str(error), attempts=1
+            )
+            await self.commit([*ctx.take_unsaved(), self._event(dead, role=node.role, cause=event)])
+            await self._finish("failed", f"{node.role}: {type(error).__name__}: {error}")
+            return
+        handled = self._event(DeliveryHandled(seq=event.seq), role=node.role, cause=event)
+        await self.commit([*ctx.take_unsaved(), handled])
+
+    # --- tools -----------------------------------------------------------------------------------------------------
+
+    async def _run_tool(self, called: Event) -> None:
+        if not isinstance(called.data, ToolCalled):
+            raise TypeError(f"{called.type} is no tool call")
+        tool = self._tools.get(called.data.call.name)
+        if isinstance(tool, RemoteTool):
+            await self._call_remote(tool, called)
+        else:
+            answer = await answer_call(
+                called, tool, source=f"{called.data.call.name}/{self._worker}", known=self._tools
+            )
+            await self.commit([answer])
+
+    async def _call_remote(self, tool: RemoteTool, called: Event) -> None:
+        """Send the call to the tool's queue; its answer comes by mail."""
+        name = tool.get_schema().name
+        answered = self._answered[called.id] = anyio.Event()
+        await self._bus.put(tool_queue(name), called)
+        with anyio.move_on_after(tool.timeout_s):
+            await answered.wait()
+            return
+        failure = ToolFailed(
+            name=name, error="ToolTimeoutError", message=f"no answer in {tool.timeout_s:g} s"
+        )
+        if called.id in self._open_calls:
+            await self.commit([answer_event(called, failure, source=f"{name}/{self._worker}")])
+
+    def _close_calls(self, batch: list[Event]) -> list[Event]:
+        """On any way out, every open call gets a result before the last event; nothing follows that one."""
+        for index, event in enumerate(batch):
+            if isinstance(event.data, EpisodeFinished):
+                answered = {e.correlation_id for e in batch[:index]}
+                closing = [
+                    answer_event(
+                        called,
+                        ToolFailed(
+                            name=called.data.call.name,
+                            error="Cancelled",
+                            message="the episode ended first",
+                        ),
+                        source=f"{called.data.call.name}/{self._worker}",
+                    )
+                    for called in [*self._open_calls.values(), *batch[:index]]
+                    if isinstance(called.data, ToolCalled) and called.id not in answered
+                ]
+                handled = [e for e in batch[index + 1 :] if isinstance(e.data, DeliveryHandled)]
+                return [*batch[:index], *closing, *handled, event]
+        return batch
+
+    # --- mail, deadline, end ---------------------------------------------------------------------------------------
+
+    async def _receive(self, mail: AsyncIterator[list[Mail]]) -> None:
+        async for batch in mail:
+            fresh: list[Event] = []
+            for item in batch:
+                event = item.event
+                late = (
+                    isinstance(event.data, ToolReturned | ToolFailed)
+                    and event.correlation_id not in self._open_calls
+                )
+                if event.id not in self._seen_mail and not late:
+                    self._seen_mail.add(event.id)
+                    fresh.append(event)
+            await self.commit(fresh, acks=batch)
+            for event in fresh:
+                if isinstance(event.data, EpisodeCancelled):
+                    await self._finish("cancelled", event.data.reason)
+
+    async def _watch_deadline(self) -> None:
+        deadline = self._requested.deadline
+        if deadline is not None:
+            await anyio.sleep(max(0.0, (deadline - utc_now()).total_seconds()))
+            await self._finish("time_limit", f"deadline {deadline.isoformat()} has passed")
+
+    async def _finish(self, reason: StopReason, error: str) -> None:
+        await self.commit([self._event(EpisodeFinished(reason=reason, error=error))])
+
+    def _event(self, data: EventData, *, role: str = "worker", cause: Event | None = None) -> Event:
+        requested = self._requested
+        return Event.of(
+            data,
+            source=f"{role}/{self._worker}",
+            run_id=requested.run_id,
+            task_id=requested.task_id,
+            group_id=requested.group_id,
+            episode_id=requested.episode_id,
+            causation_id=(cause or requested).id,
+            traceparent=requested.traceparent,
+        )
+
+
+async def answer_call(
+    called: Event, tool: BaseTool | None, *, source: str, known: Mapping[str, BaseTool]
+) -> Event:
+    """Make a tool call; whatever happens becomes an event for the caller."""
+    if not isinstance(called.data, ToolCalled):
+        raise TypeError(f"{called.type} is no tool call")
+    request = called.data.call
+    if tool is None:
+        message = f"no tool {request.name!r}; there are: {', '.join(sorted(known)) or 'none'}"
+        return answer_event(
+            called,
+            ToolFailed(name=request.name, error="UnknownToolError", message=message),
+            source=source,
+        )
+    if request.malformed is not None:
+        message = f"the call is not valid JSON: {request.malformed[:200]}"
+        return answer_event(
+            called,
+            ToolFailed(name=request.name, error="ToolArgumentsError", message=message),
+            source=source,
+        )
+    try:
+        content = await call(tool, request.arguments)
+    except ToolError as error:
+        failed = ToolFailed(name=request.name, error=type(error).__name__, message=str(error))
+        return answer_event(called, failed, source=source)
+    return answer_event(called, ToolReturned(name=request.name, content=content), source=source)
+
+
+def answer_event(called: Event, data: ToolReturned | ToolFailed, *, source: str) -> Event:
+    return Event.of(
+        data,
+        source=source,
+        run_id=called.run_id,
+        task_id=called.task_id,
+        group_id=called.group_id,
+        episode_id=called.episode_id,
+        causation_id=called.id,
+        correlation_id=called.id,
+        to=called.role,
+        hops=called.hops + 1,
+        trust="tool",
+        traceparent=called.traceparent,
+    )

@@ -1,0 +1,52 @@
+"""A tool worker: serves tools to episodes that run elsewhere on the bus.
+
+queue tool:NAME ──▶ take ──▶ run, up to `slots` at once ──▶ reply (mail to the episode) ──▶ ack
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import anyio
+
+from aworld_runtime.bus.base import Bus, Consumer, Delivery
+from aworld_runtime.names import tool_queue
+from aworld_runtime.nodes.owner import answer_call
+from aworld_runtime.tools.base import BaseTool
+
+
+class ToolWorker:
+    """Runs until cancelled. A call is made again if its worker dies: tools see it at least once."""
+
+    def __init__(
+        self, bus: Bus, tools: Mapping[str, BaseTool], *, name: str, slots: int = 16
+    ) -> None:
+        self._bus = bus
+        self._tools = tools
+        self._name = name
+        self._slots = slots
+
+    async def run(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            for tool in self._tools:
+                tasks.start_soon(self._serve, tool)
+
+    async def _serve(self, tool: str) -> None:
+        async with (
+            self._bus.consume(
+                tool_queue(tool), consumer=self._name, credit=self._slots
+            ) as consumer,
+            anyio.create_task_group() as tasks,
+        ):
+            await self._take_all(consumer, tool, tasks)
+
+    async def _take_all(self, consumer: Consumer, tool: str, tasks: anyio.abc.TaskGroup) -> None:
+        while True:
+            tasks.start_soon(self._answer, await consumer.take(), tool)
+
+    async def _answer(self, delivery: Delivery, tool: str) -> None:
+        answer = await answer_call(
+            delivery.event, self._tools[tool], source=f"{tool}/{self._name}", known=self._tools
+        )
+        await self._bus.reply(delivery.event, answer)
+        await delivery.ack()

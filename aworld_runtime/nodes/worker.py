@@ -1,0 +1,214 @@
+"""A worker: a process's share of the episodes.
+
+    queue "episodes" ──▶ take (at most `slots` held) ──▶ EpisodeOwner ──▶ mail to the run ──▶ ack
+    every second: announce itself, and the tools and environment it hosts
+
+A worker that dies leaves its claims unsettled; others take its episodes over. `drain` stops taking and lets what runs
+end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterable, Mapping
+
+import anyio
+from anyio.abc import TaskGroup
+
+from aworld_runtime.bus.base import Bus, Delivery, NodeInfo
+from aworld_runtime.errors import AWorldError, Fenced
+from aworld_runtime.events import EpisodeClaimed, EpisodeFinished, EpisodeRequested, Event, utc_now
+from aworld_runtime.messages import ModelSpec
+from aworld_runtime.models.base import ChatModel
+from aworld_runtime.models.client import from_spec
+from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
+from aworld_runtime.nodes.node import Program, Runnable, load_program
+from aworld_runtime.nodes.owner import EpisodeOwner
+
+logger = logging.getLogger(__name__)
+ANNOUNCE_EVERY_S = 1.0
+
+
+class Worker:
+    """Runs episodes from the queue until drained or cancelled.
+
+    `programs` are runnables known to this process alone, by the reference (`local:NAME`) that requests use.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        name: str,
+        slots: int = 8,
+        programs: Mapping[str, Runnable] | None = None,
+        version: str = "",
+        queue: str = EPISODES_QUEUE,
+    ) -> None:
+        self.name = name
+        self._bus = bus
+        self._slots = slots
+        self._programs = programs or {}
+        self._version = version
+        self._queue = queue
+        self._loaded: dict[str, Program] = {}
+        self._models: dict[ModelSpec, ChatModel] = {}
+        self._hosted: set[tuple[str, str]] = set()
+        self._running = 0
+        self._idle = anyio.Event()
+        self._draining = anyio.Event()
+        self._since = utc_now()
+
+    async def run(self) -> None:
+        try:
+            async with (
+                self._bus.consume(self._queue, consumer=self.name, credit=self._slots) as consumer,
+                anyio.create_task_group() as tasks,
+            ):
+                tasks.start_soon(self._announce)
+                async with anyio.create_task_group() as taking:
+                    taking.start_soon(self._stop_taking, taking)
+                    while True:
+                        self._start(tasks, await consumer.take())
+                while self._running:
+                    self._idle = anyio.Event()
+                    await self._idle.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.move_on_after(2, shield=True):
+                await self._leave()
+
+    def drain(self) -> None:
+        """Take no more episodes; `run` returns once those it has are done."""
+        self._draining.set()
+
+    async def _stop_taking(self, taking: TaskGroup) -> None:
+        await self._draining.wait()
+        taking.cancel_scope.cancel()
+
+    def _start(self, tasks: TaskGroup, delivery: Delivery) -> None:
+        self._running += 1
+        tasks.start_soon(self._episode, delivery)
+
+    async def _episode(self, delivery: Delivery) -> None:
+        try:
+            await self._own(delivery)
+        finally:
+            self._running -= 1
+            self._idle.set()
+
+    async def _own(self, delivery: Delivery) -> None:
+        event = delivery.event
+        try:
+            program = self._load(event)
+        except AWorldError as error:
+            await self._refuse(event, error)
+            await delivery.ack()
+            return
+        owner = EpisodeOwner(
+            bus=self._bus,
+            requested=event,
+            program=program,
+            worker=self.name,
+            connect=self._connect,
+            is_ours=lambda: not delivery.lost,
+        )
+        fenced = False
+        try:
+            await owner.run()
+        except* Fenced:
+            fenced = True
+        if fenced:
+            logger.info("%s: taken over by another worker", owner.log)
+            return
+        await self._report(owner.events[-1])
+        await delivery.ack()
+
+    def _load(self, event: Event) -> Program:
+        """The program of a request; kept, since most episodes of a run share one."""
+        data = event.data
+        if not isinstance(data, EpisodeRequested):
+            raise AWorldError(f"the queue holds {event.type}; expected episode.requested")
+        if self._version and data.code_version and data.code_version != self._version:
+            raise AWorldError(
+                f"worker {self.name} runs code version {self._version}, the episode wants {data.code_version}:"
+                " start workers from the same code"
+            )
+        key = f"{data.program} {data.model_dump_json(include={'arguments'})}"
+        if key not in self._loaded:
+            self._loaded[key] = load_program(data.program, data.arguments, self._programs)
+        program = self._loaded[key]
+        self._hosted |= {("tool", tool) for tool in program.tools}
+        if data.task.environment is not None:
+            self._hosted.add(("environment", data.task.environment.rpartition(":")[2]))
+        return program
+
+    def _connect(self, spec: ModelSpec) -> ChatModel:
+        if spec not in self._models:
+            self._models[spec] = from_spec(spec)
+        return self._models[spec]
+
+    async def _refuse(self, event: Event, error: AWorldError) -> None:
+        """An episode that can't run here ends with the reason in its log, so that nobody waits for it."""
+        logger.warning("episode %s can't run: %s", event.episode_id, error)
+        log = episode_log(event.episode_id or event.id)
+        common = {
+            "run_id": event.run_id,
+            "task_id": event.task_id,
+            "group_id": event.group_id,
+            "episode_id": event.episode_id,
+            "causation_id": event.id,
+        }
+        finished = Event.of(
+            EpisodeFinished(reason="failed", error=f"{type(error).__name__}: {error}"),
+            source=f"worker/{self.name}",
+            **common,
+        )
+        claimed = Event.of(EpisodeClaimed(worker=self.name), source=f"worker/{self.name}", **common)
+        try:
+            await self._bus.append(log, 0, [event, claimed, finished])
+        except Fenced:
+            return  # it began elsewhere, and ends there
+        await self._report(finished)
+
+    async def _report(self, finished: Event) -> None:
+        """Tell the run. At least once: the run knows episodes by their id."""
+        if finished.run_id is not None:
+            await self._bus.send_mail(run_log(finished.run_id), finished)
+
+    async def _announce(self) -> None:
+        while True:
+            for node in self._nodes():
+                await self._bus.announce(node)
+            await anyio.sleep(ANNOUNCE_EVERY_S)
+
+    def _nodes(self) -> Iterable[NodeInfo]:
+        common = {
+            "version": self._version,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": self._since,
+        }
+        detail = {"slots": self._slots, "running": self._running}
+        load = self._running / self._slots
+        yield NodeInfo.model_validate(
+            {
+                "name": f"worker/{self.name}",
+                "kind": "worker",
+                "load": load,
+                "detail": detail,
+                **common,
+            }
+        )
+        for kind, hosted in sorted(self._hosted):
+            yield NodeInfo.model_validate(
+                {"name": f"{hosted}/{self.name}", "kind": kind, "load": load, **common}
+            )
+
+    async def _leave(self) -> None:
+        for node in self._nodes():
+            await self._bus.withdraw(node.name)
+        for model in self._models.values():
+            await model.aclose()

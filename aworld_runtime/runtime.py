@@ -1,0 +1,212 @@
+"""The runtime: bus, store, archiver and workers put together, for as long as an `async with` lasts.
+
+submit ─▶ queue "episodes" ─▶ worker ─▶ owner ─▶ log ──▶ archiver ─▶ store
+result ◀─ waiters ◀── run log ◀── mail ◀──┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from secrets import token_hex
+from typing import Self, TypeVar, TypeVarTuple
+
+import anyio
+
+from aworld_runtime.bus.base import Bus, Mail, read_all
+from aworld_runtime.bus.open import open_bus
+from aworld_runtime.config import Settings
+from aworld_runtime.errors import AWorldError, ConfigError, NotFoundError
+from aworld_runtime.events import (
+    EpisodeFinished,
+    EpisodeRequested,
+    Event,
+    Registry,
+    RunFinished,
+    RunStarted,
+    new_id,
+    utc_now,
+)
+from aworld_runtime.messages import Task
+from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
+from aworld_runtime.nodes.archiver import Archiver
+from aworld_runtime.nodes.node import Runnable
+from aworld_runtime.nodes.worker import Worker
+from aworld_runtime.store.base import Store
+from aworld_runtime.store.open import open_store
+from aworld_runtime.trajectory import Episode, episode_of
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+DRAIN_S = 10.0
+"""Seconds that leaving waits for the archive to catch up."""
+
+
+class Runtime:
+    """Runs agents and swarms; enter it with `async with`.
+
+        async with Runtime() as runtime:
+            episode = await runtime.run(agent, "What is 17 * 23?")
+
+    Args:
+        bus: URL; `memory://` is this process.
+        store: URL; `sqlite:///./.aworld/aworld.db` by default.
+        slots: episodes at once in this process; 0 leaves them to workers elsewhere.
+    """
+
+    def __init__(
+        self,
+        *,
+        bus: str | None = None,
+        store: str | None = None,
+        slots: int = 32,
+        kind: str = "run",
+    ) -> None:
+        settings = Settings.from_env()
+        registry = Registry()
+        self.bus: Bus = open_bus(bus or settings.bus, registry)
+        self.store: Store = open_store(store or settings.store, registry)
+        self.run_id = f"{utc_now():%Y%m%d-%H%M%S}-{token_hex(3)}"
+        self._kind = kind
+        self._slots = slots
+        self._programs: dict[str, Runnable] = {}
+        self._waiters: dict[str, anyio.Event] = {}
+        self._log_seq = 0
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.bus)
+            await stack.enter_async_context(self.store)
+            archiver = await stack.enter_async_context(Archiver(self.bus, self.store))
+            stack.push_async_callback(archiver.drain, DRAIN_S)
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(tasks.cancel_scope.cancel)
+            await self._append(RunStarted(kind=self._kind))
+            mail = await stack.enter_async_context(self.bus.mailbox(run_log(self.run_id)))
+            stack.push_async_callback(self._append, RunFinished(reason="done"))
+            tasks.start_soon(self._receive, mail)
+            if self._slots:
+                worker = Worker(
+                    self.bus, name=token_hex(3), slots=self._slots, programs=self._programs
+                )
+                tasks.start_soon(worker.run)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def run(
+        self, program: Runnable | str, task: str | Task, *, timeout_s: float | None = None
+    ) -> Episode:
+        """Do one task to its end, whatever the end is: see `Episode.reason` and `.error`."""
+        return await self.result(await self.submit(program, task, timeout_s=timeout_s))
+
+    async def submit(
+        self,
+        program: Runnable | str,
+        task: str | Task,
+        *,
+        timeout_s: float | None = None,
+        seed: int = 0,
+    ) -> str:
+        """Queue one episode; returns its id.
+
+        Raises:
+            ConfigError: a program that workers elsewhere can't import.
+        """
+        task = Task(id=new_id(), prompt=task) if isinstance(task, str) else task
+        episode_id = new_id()
+        requested = Event.of(
+            EpisodeRequested(task=task, program=self._reference(program), seed=seed),
+            source=f"runtime/{self.run_id}",
+            run_id=self.run_id,
+            task_id=task.id,
+            episode_id=episode_id,
+            trust="user",
+            deadline=None if timeout_s is None else utc_now() + timedelta(seconds=timeout_s),
+        )
+        self._waiters[episode_id] = anyio.Event()
+        await self.bus.put(EPISODES_QUEUE, requested)
+        return episode_id
+
+    async def result(self, episode_id: str) -> Episode:
+        """Wait for a submitted episode to finish.
+
+        Raises:
+            NotFoundError: it was not submitted here.
+        """
+        waiter = self._waiters.get(episode_id)
+        if waiter is None:
+            raise NotFoundError(f"episode {episode_id!r} was not submitted to this runtime")
+        await waiter.wait()
+        return episode_of(await read_all(self.bus, episode_log(episode_id)))
+
+    def _reference(self, program: Runnable | str) -> str:
+        if isinstance(program, str):
+            return program
+        if not self.bus.url.startswith("memory:"):
+            raise ConfigError(
+                f"{type(program).__name__} object on bus {self.bus.url}: workers elsewhere can't see it;"
+                " name it as module:attribute, or use memory://"
+            )
+        reference = f"local:{id(program)}"
+        self._programs[reference] = program
+        return reference
+
+    async def _receive(self, mail: AsyncIterator[list[Mail]]) -> None:
+        """Record which episodes have ended, and wake who waits for them."""
+        async for batch in mail:
+            ended = [item.event for item in batch if isinstance(item.event.data, EpisodeFinished)]
+            self._log_seq = await self.bus.append(
+                run_log(self.run_id), self._log_seq, ended, acks=batch
+            )
+            for event in ended:
+                if waiter := self._waiters.get(event.episode_id or ""):
+                    waiter.set()
+
+    async def _append(self, data: RunStarted | RunFinished) -> None:
+        event = Event.of(data, source=f"runtime/{self.run_id}", run_id=self.run_id)
+        self._log_seq = await self.bus.append(run_log(self.run_id), self._log_seq, [event])
+
+
+async def run_program(program: Runnable, task: str | Task) -> Episode:
+    """One task on a runtime of its own.
+
+    Raises:
+        AWorldError: the episode failed.
+    """
+    async with Runtime(bus="memory://", slots=1) as runtime:
+        episode = await runtime.run(program, task)
+    if episode.reason == "failed":
+        raise AWorldError(
+            f"episode {episode.id} failed: {episode.error}; see it with: aworld log {episode.id}"
+        )
+    return episode
+
+
+def run_sync(work: Callable[[*Ts], Awaitable[T]], *arguments: *Ts) -> T:
+    """Run async work from synchronous code; inside a running event loop, on a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return anyio.run(work, *arguments)
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(anyio.run(work, *arguments))
+        except BaseException as error:  # noqa: BLE001 - carried over to the calling thread
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="aworld-run")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]
