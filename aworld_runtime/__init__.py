@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    pass
+    from aworld_runtime.agents.agent import Agent, AgentConfig
+    from aworld_runtime.agents.runners import Runners
+    from aworld_runtime.models.client import LLMClient
+    from aworld_runtime.runtime import Runtime
+    from aworld_runtime.swarms.swarm import MultiAgentGroup, Swarm
+    from aworld_runtime.tools.base import BaseTool
+    from aworld_runtime.tools.function import tool
+    from aworld_runtime.training.train import train
 
 __version__ = "0.1.0"
 
@@ -19,10 +26,10 @@ _EXPORTS = {
     "BaseTool": "aworld_runtime.tools.base:BaseTool",
     "LLMClient": "aworld_runtime.models.client:LLMClient",
     "MultiAgentGroup": "aworld_runtime.swarms.swarm:MultiAgentGroup",
-    "Runners": "aworld_runtime.runtime:Runners",
+    "Runners": "aworld_runtime.agents.runners:Runners",
     "Runtime": "aworld_runtime.runtime:Runtime",
     "Swarm": "aworld_runtime.swarms.swarm:Swarm",
-    "tool": "aworld_runtime.tools.base:tool",
+    "tool": "aworld_runtime.tools.function:tool",
     "train": "aworld_runtime.training.train:train",
 }
 
