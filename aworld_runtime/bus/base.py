@@ -12,7 +12,7 @@ what is committed to a log is there exactly once.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -83,7 +83,7 @@ class Delivery(Protocol):
 
     @property
     def lost(self) -> bool:
-        """Its lease has gone to somebody else: drop the work."""
+        """Its lease has gone to somebody else: drop the work. To retry or give up has no effect then."""
         ...
 
     async def ack(self) -> None:
@@ -124,7 +124,10 @@ class Mail:
 
 
 class Bus(Protocol):
-    """See the module docstring. All methods raise `BusUnavailableError` when the server stays away past a deadline."""
+    """See the module docstring. All methods raise `BusUnavailableError` when the server stays away past a deadline.
+
+    Iterators (tail, feed, mailbox, listen) wait for more. Whoever cancels such a wait loses nothing and may go on.
+    """
 
     url: str
 
@@ -173,7 +176,7 @@ class Bus(Protocol):
         ...
 
     async def trim_feed(self, before: str) -> None:
-        """Forget entries that every archiver has passed."""
+        """Forget entries before this cursor, which every archiver has passed."""
         ...
 
     # mail
@@ -197,11 +200,17 @@ class Bus(Protocol):
         ...
 
     async def backlog(self, queue: str) -> int:
-        """Events in the queue that nobody has settled yet."""
+        """Events in the queue that nobody has settled yet, those that wait for their time included."""
         ...
 
     async def dead_letters(self, queue: str) -> list[DeadLetter]: ...
-    async def requeue(self, queue: str, dead_letter_id: str) -> None: ...
+    async def requeue(self, queue: str, dead_letter_id: str) -> None:
+        """Put a dead letter's event back on its queue, with all its tries again.
+
+        Raises:
+            NotFoundError: no such dead letter.
+        """
+        ...
 
     async def request(self, queue: str, event: Event, *, timeout_s: float) -> Event:
         """Put `event` on a queue and wait for its reply (whoever handles it calls `reply`).
@@ -212,7 +221,7 @@ class Bus(Protocol):
         ...
 
     async def reply(self, request: Event, answer: Event) -> None:
-        """Answer a request: to its episode's mail where it has an episode, else to the waiting caller."""
+        """Answer a request: by mail to `episode_log` of its episode, else to the caller that waits."""
         ...
 
     # lanes
@@ -238,10 +247,13 @@ class Subscription:
     bus: Bus
     prefixes: tuple[str, ...] = ()
     after: str = "0"
-    cursor: str = field(default="0", init=False)
+    cursor: str = field(init=False)
     """Resume here after a restart."""
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    def __post_init__(self) -> None:
+        self.cursor = self.after
+
+    async def __aiter__(self) -> AsyncGenerator[Event]:
         async with self.bus.feed(self.after) as entries:
             async for batch in entries:
                 for entry in batch:
@@ -257,6 +269,7 @@ class Subscription:
 async def read_all(bus: Bus, log: str, start: int = 1) -> list[Event]:
     """The whole log from `start`, in pages."""
     events: list[Event] = []
-    while page := await bus.read(log, start + len(events)):
+    while page := await bus.read(log, start):
         events += page
+        start = page[-1].seq + 1  # not a count: a fork's log begins in the middle
     return events

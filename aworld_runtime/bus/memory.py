@@ -46,6 +46,7 @@ from aworld_runtime.bus.base import (
 )
 from aworld_runtime.errors import BusUnavailableError, Fenced, NotFoundError, RequestTimeoutError
 from aworld_runtime.events import EpisodeForked, Event, Registry, new_id
+from aworld_runtime.names import episode_log
 
 BATCH = 1000
 """Most feed entries or mails handed over at once."""
@@ -205,7 +206,7 @@ class MemoryBus:
         self._check_size(answer)
         await self._let_others_run()
         if request.episode_id is not None:
-            self._mail(request.episode_id, answer)
+            self._mail(episode_log(request.episode_id), answer)
         elif (waiting := self._replies.get(request.id)) and waiting.answer is None:
             waiting.answer = answer
             waiting.changed.notify_all()
