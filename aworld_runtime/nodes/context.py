@@ -325,6 +325,7 @@ class Context:
             task_id=cause.task_id,
             group_id=cause.group_id,
             episode_id=cause.episode_id,
+            attempt=cause.attempt,
             causation_id=cause.id,
             hops=cause.hops + 1,
             traceparent=cause.traceparent,

@@ -395,6 +395,7 @@ class EpisodeOwner:
             task_id=requested.task_id,
             group_id=requested.group_id,
             episode_id=requested.episode_id,
+            attempt=requested.attempt,
             causation_id=(cause or requested).id,
             traceparent=requested.traceparent,
         )

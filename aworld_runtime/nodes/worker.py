@@ -159,6 +159,7 @@ class Worker:
             "task_id": event.task_id,
             "group_id": event.group_id,
             "episode_id": event.episode_id,
+            "attempt": event.attempt,
             "causation_id": event.id,
         }
         finished = Event.of(
