@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TypedDict
 
+from aworld_runtime.errors import LogRewoundError
+from aworld_runtime.events import Event
 from aworld_runtime.store.base import RolloutRow
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -87,3 +89,18 @@ def unpack_metrics(text: str) -> dict[str, float]:
 def microseconds(moment: datetime | None) -> int:
     """Sorts records by time without losing precision; 0 where there is none."""
     return 0 if moment is None else (moment - EPOCH) // timedelta(microseconds=1)
+
+
+def check_same(log: str, events: Iterable[Event], kept: Mapping[int, str]) -> None:
+    """Refuse `events` where `kept` (seq → event id) already holds another event.
+
+    Raises:
+        LogRewoundError: names the first such position.
+    """
+    for event in events:
+        if kept.get(event.seq, event.id) != event.id:
+            raise LogRewoundError(
+                f"log {log!r} was rewound: position {event.seq} holds event {kept[event.seq]} in the store, but the bus"
+                f" now has {event.id} ({event.type}) there. The bus lost acknowledged events; the store's copy is"
+                " untouched"
+            )

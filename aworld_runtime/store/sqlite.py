@@ -27,7 +27,6 @@ import anyio
 from aworld_runtime.errors import (
     AWorldError,
     ConfigError,
-    LogRewoundError,
     StoreError,
     StoreUnavailableError,
 )
@@ -35,6 +34,7 @@ from aworld_runtime.events import Event, Registry
 from aworld_runtime.store.base import EpisodeRecord, RolloutRow, RunRecord
 from aworld_runtime.store.documents import (
     RowDocument,
+    check_same,
     microseconds,
     pack_metrics,
     pack_row,
@@ -271,21 +271,6 @@ def _insert_events(
         (log, min(seqs), max(seqs)),
     )
     check_same(log, events, dict(rows))
-
-
-def check_same(log: str, events: Iterable[Event], kept: Mapping[int, str]) -> None:
-    """Refuse `events` where `kept` (seq → event id) already holds another event.
-
-    Raises:
-        LogRewoundError: names the first such position.
-    """
-    for event in events:
-        if kept.get(event.seq, event.id) != event.id:
-            raise LogRewoundError(
-                f"log {log!r} was rewound: position {event.seq} holds event {kept[event.seq]} in the store, but the bus"
-                f" now has {event.id} ({event.type}) there. The bus lost acknowledged events; the store's copy is"
-                " untouched"
-            )
 
 
 def _document(columns: tuple[str, ...], values: tuple[Any, ...]) -> RowDocument:

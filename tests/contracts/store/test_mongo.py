@@ -1,0 +1,80 @@
+"""What only the MongoDB store promises: its errors, its deadlines, its server's death."""
+
+import os
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from aworld_runtime.errors import ConfigError, StoreError, StoreUnavailableError
+from aworld_runtime.events import Event, MessagePosted, Registry
+from aworld_runtime.store import mongo, open_store
+from aworld_runtime.store.mongo import MongoStore, without_password
+from tests.services import MongoServer, with_database
+from tests.waiting import wait_until
+
+
+def posted(seq: int) -> Event:
+    return Event.of(MessagePosted(content=f"message {seq}"), source="user/1").at(seq)
+
+
+async def test_unreachable_server_is_reported_in_time_without_the_password() -> None:
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailableError, match=r"mongodb://me:\*\*\*@127.0.0.1:1/x") as caught:
+        async with open_store("mongodb://me:secret@127.0.0.1:1/x"):
+            pass
+    assert time.monotonic() - began < 5
+    assert "secret" not in str(caught.value)
+
+
+async def test_url_that_is_none_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="mongodb://"):
+        async with open_store("mongodb://host:port:1/"):
+            pass
+
+
+def test_password_is_not_shown() -> None:
+    assert without_password("mongodb://a:b%40c@h1:1,h2/db?w=1") == "mongodb://a:***@h1:1,h2/db?w=1"
+    assert without_password("mongodb://host/db") == "mongodb://host/db"
+
+
+async def test_blob_larger_than_a_document_is_refused(mongo_database: str) -> None:
+    async with MongoStore(mongo_database, Registry()) as store:
+        name = await store.put_blob(bytes(15 * 1024 * 1024))
+        assert await store.blob(name) is not None
+        with pytest.raises(StoreError, match="too large"):
+            await store.put_blob(bytes(16 * 1024 * 1024))
+
+
+@pytest.mark.chaos
+@pytest.mark.skipif("MONGODB_URL" in os.environ, reason="the given server is not ours to kill")
+async def test_killed_server_loses_nothing_acknowledged_and_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mongo, "OPERATION_S", 1.0)
+    async with (
+        MongoServer(tmp_path) as server,
+        MongoStore(with_database(server.url, "chaos"), Registry()) as store,
+    ):
+        acknowledged = 0
+
+        async def write() -> None:
+            nonlocal acknowledged
+            while True:
+                await store.put_events("log", [posted(acknowledged + 1)])
+                acknowledged += 1
+
+        async def kill_it_meanwhile() -> None:
+            await wait_until(lambda: acknowledged > 100, 20, "the writer's progress")
+            await server.kill()
+
+        with pytest.RaisesGroup(StoreUnavailableError):
+            async with anyio.create_task_group() as group:
+                group.start_soon(write)
+                group.start_soon(kill_it_meanwhile)
+        await server.start()
+        kept = await store.read("log", limit=1_000_000)
+        assert len(kept) - acknowledged in (0, 1)
+        assert [event.seq for event in kept] == list(range(1, len(kept) + 1))
+        await store.put_events("log", [posted(len(kept) + 1)])

