@@ -1,0 +1,53 @@
+"""Settings: one tree, from the environment. Nothing else reads the environment."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import AliasChoices, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from aworld_runtime.errors import ConfigError
+from aworld_runtime.models.client import ModelDefaults
+
+
+class Settings(BaseSettings):
+    """What the environment (`AWORLD_…`) says, and defaults for the rest. Keys are never shown."""
+
+    model_config = SettingsConfigDict(env_prefix="AWORLD_", frozen=True, extra="forbid")
+
+    bus: str = "memory://"
+    """URL of the event bus."""
+    store: str = "sqlite:///.aworld/aworld.db"
+    """URL of the store."""
+    llm_model_name: str | None = None
+    llm_base_url: str | None = None
+    llm_api_key: SecretStr | None = None
+    openai_api_key: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("OPENAI_API_KEY")
+    )
+    """Used for OpenAI's own address when `llm_api_key` is not set."""
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """Read the environment.
+
+        Raises:
+            ConfigError: a wrong value; names the variable.
+        """
+        try:
+            return cls()
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            name = "_".join(str(part) for part in fault["loc"]).upper()
+            raise ConfigError(f"AWORLD_{name}: {fault['msg']}") from None
+
+    @property
+    def llm(self) -> ModelDefaults:
+        """What model clients fall back to."""
+        return ModelDefaults(
+            model_name=self.llm_model_name,
+            base_url=self.llm_base_url,
+            api_key=self.llm_api_key,
+            openai_api_key=self.openai_api_key,
+        )
