@@ -1,0 +1,264 @@
+"""The bus itself: names, what stands under them, and who is told of a change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from itertools import count
+from typing import Self
+
+import anyio
+from anyio.lowlevel import checkpoint
+from pydantic import JsonValue
+
+from aworld_runtime.bus.base import LEASE_S, DeadLetter, FeedEntry, Mail, NodeInfo
+from aworld_runtime.bus.memory.lanes import Listener
+from aworld_runtime.bus.memory.logs import Feed, FeedReader, Log, Mailbox, Tail
+from aworld_runtime.bus.memory.queues import MemoryConsumer, Queue, Work
+from aworld_runtime.bus.memory.signal import Signal
+from aworld_runtime.bus.memory.weight import weight
+from aworld_runtime.errors import Fenced, NotFoundError, RequestTimeoutError
+from aworld_runtime.events import REFUSE_ABOVE, Event, Registry
+from aworld_runtime.names import episode_log
+
+WEIGH_ABOVE = REFUSE_ABOVE // 8
+"""Weight above which an event is encoded to see whether it may pass; its JSON is at most 6 times that."""
+YIELD_EVERY = 8
+"""Calls after which one lets other tasks run, so that a busy loop of calls doesn't starve them."""
+
+
+class MemoryBus:
+    """Implements `Bus` for one process."""
+
+    def __init__(self, url: str, registry: Registry) -> None:
+        self.url = url
+        self._registry = registry
+        self._logs: dict[str, Log] = {}
+        self._feed = Feed()
+        self._queues: dict[str, Queue] = {}
+        self._channels: dict[str, set[Listener]] = {}
+        self._nodes: dict[str, tuple[NodeInfo, float]] = {}
+        self._replies: dict[str, Reply] = {}
+        self._mail_ids = count(1)
+        self._calls = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        pass
+
+    # logs
+
+    async def append(
+        self, log: str, expected_seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()
+    ) -> int:
+        for event in events:
+            self._check_size(event)
+        await self._let_others_run()
+        entry = self._log(log)
+        if expected_seq != entry.last and not entry.may_begin_at(expected_seq, events):
+            if not entry.holds(expected_seq, events):
+                raise Fenced(
+                    f"append to log {log!r} after seq {expected_seq} refused: its last seq is {entry.last}, so another"
+                    " owner appended; drop the work"
+                )
+        elif events:
+            last = entry.add(expected_seq, events)
+            self._feed.add(log, expected_seq + 1, last)
+        for mail in acks:
+            entry.mail.pop(int(mail.id), None)
+        return expected_seq + len(events)
+
+    async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]:
+        await self._let_others_run()
+        entry = self._logs.get(log)
+        return entry.read(start, limit) if entry else []
+
+    async def last_seq(self, log: str) -> int:
+        await self._let_others_run()
+        entry = self._logs.get(log)
+        return entry.last if entry else 0
+
+    @asynccontextmanager
+    async def tail(self, log: str, start: int = 1) -> AsyncGenerator[AsyncIterator[Event]]:
+        with self._watched(log) as entry:
+            yield Tail(entry, start)
+
+    async def restore(self, log: str, events: Sequence[Event]) -> None:
+        entry = self._log(log)
+        if events and not entry.last:
+            entry.add(events[0].seq - 1, events)
+
+    async def unlink(self, log: str) -> None:
+        entry = self._logs.get(log)
+        if entry is None:
+            return
+        entry.clear()
+        if not entry.watchers:
+            del self._logs[log]
+
+    # feed
+
+    @asynccontextmanager
+    async def feed(self, after: str = "0") -> AsyncGenerator[AsyncIterator[list[FeedEntry]]]:
+        yield FeedReader(self._feed, self._feed.position(after))
+
+    async def trim_feed(self, before: str) -> None:
+        self._feed.trim(self._feed.position(before) - 1)
+
+    # mail
+
+    async def send_mail(self, log: str, event: Event) -> None:
+        self._check_size(event)
+        await self._let_others_run()
+        self._mail(log, event)
+
+    @asynccontextmanager
+    async def mailbox(self, log: str) -> AsyncGenerator[AsyncIterator[list[Mail]]]:
+        with self._watched(log) as entry:
+            yield Mailbox(entry)
+
+    # queues
+
+    async def put(self, queue: str, event: Event, *, at: datetime | None = None) -> None:
+        self._check_size(event)
+        await self._let_others_run()
+        work = Work(event)
+        delay_s = 0.0 if at is None else (at - datetime.now(UTC)).total_seconds()
+        if delay_s > 0:
+            self._queue(queue).add_later(work, delay_s)
+        else:
+            self._queue(queue).add(work)
+
+    @asynccontextmanager
+    async def consume(
+        self, queue: str, *, consumer: str, credit: int = 1, lease_s: float = LEASE_S
+    ) -> AsyncGenerator[MemoryConsumer]:
+        place = MemoryConsumer(self._queue(queue), consumer, credit, lease_s, self._let_others_run)
+        try:
+            yield place
+        finally:
+            place.close()
+
+    async def backlog(self, queue: str) -> int:
+        entry = self._queues.get(queue)
+        return entry.unsettled if entry else 0
+
+    async def dead_letters(self, queue: str) -> list[DeadLetter]:
+        entry = self._queues.get(queue)
+        return list(entry.dead.values()) if entry else []
+
+    async def requeue(self, queue: str, dead_letter_id: str) -> None:
+        entry = self._queues.get(queue)
+        letter = entry.dead.pop(dead_letter_id, None) if entry else None
+        if entry is None or letter is None or letter.event is None:
+            raise NotFoundError(f"queue {queue!r} has no dead letter {dead_letter_id!r}")
+        entry.add(Work(letter.event))
+
+    async def request(self, queue: str, event: Event, *, timeout_s: float) -> Event:
+        reply = self._replies[event.id] = Reply()
+        try:
+            with anyio.move_on_after(timeout_s):
+                await self.put(queue, event)
+                while reply.answer is None:
+                    await reply.changed.wait()
+        finally:
+            self._replies.pop(event.id, None)
+        if reply.answer is None:
+            raise RequestTimeoutError(
+                f"no reply to {event.type} {event.id} on queue {queue!r} within {timeout_s} s"
+            )
+        return reply.answer
+
+    async def reply(self, request: Event, answer: Event) -> None:
+        self._check_size(answer)
+        await self._let_others_run()
+        if request.episode_id is not None:
+            self._mail(episode_log(request.episode_id), answer)
+        elif (waiting := self._replies.get(request.id)) and waiting.answer is None:
+            waiting.answer = answer
+            waiting.changed.notify_all()
+
+    # lanes
+
+    async def broadcast(self, channel: str, value: JsonValue) -> None:
+        await self._let_others_run()
+        for listener in self._channels.get(channel, ()):
+            listener.hear(value)
+
+    @asynccontextmanager
+    async def listen(self, channel: str) -> AsyncGenerator[AsyncIterator[JsonValue]]:
+        listener = Listener()
+        self._channels.setdefault(channel, set()).add(listener)
+        try:
+            yield listener
+        finally:
+            self._channels[channel].remove(listener)
+            if not self._channels[channel]:
+                del self._channels[channel]
+
+    # membership
+
+    async def announce(self, node: NodeInfo, *, ttl_s: float = 5.0) -> None:
+        self._nodes[node.name] = (node, time.monotonic() + ttl_s)
+
+    async def withdraw(self, name: str) -> None:
+        self._nodes.pop(name, None)
+
+    async def nodes(self) -> list[NodeInfo]:
+        now = time.monotonic()
+        self._nodes = {name: entry for name, entry in self._nodes.items() if entry[1] > now}
+        return [node for node, _ in self._nodes.values()]
+
+    # inside
+
+    def _log(self, name: str) -> Log:
+        entry = self._logs.get(name)
+        if entry is None:
+            entry = self._logs[name] = Log()
+        return entry
+
+    def _queue(self, name: str) -> Queue:
+        entry = self._queues.get(name)
+        if entry is None:
+            entry = self._queues[name] = Queue(name)
+        return entry
+
+    @contextmanager
+    def _watched(self, name: str) -> Generator[Log]:
+        """The log, kept until the watcher is gone even where it is unlinked meanwhile."""
+        entry = self._log(name)
+        entry.watchers += 1
+        try:
+            yield entry
+        finally:
+            entry.watchers -= 1
+            if not (entry.watchers or entry.last or entry.mail):
+                self._logs.pop(name, None)
+
+    def _mail(self, log: str, event: Event) -> None:
+        number = next(self._mail_ids)
+        entry = self._log(log)
+        entry.mail[number] = Mail(str(number), log, event)
+        entry.mailed.notify_all()
+
+    def _check_size(self, event: Event) -> None:
+        if weight(event.data) > WEIGH_ABOVE:
+            self._registry.encode(event)
+
+    async def _let_others_run(self) -> None:
+        """Comes before a change, never after: who is cancelled here has changed nothing."""
+        self._calls += 1
+        if self._calls % YIELD_EVERY == 0:
+            await checkpoint()
+
+
+class Reply:
+    """What a caller waits for."""
+
+    def __init__(self) -> None:
+        self.answer: Event | None = None
+        self.changed = Signal()

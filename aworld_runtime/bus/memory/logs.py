@@ -1,0 +1,170 @@
+"""Logs with their mail, the feed of all appends, and the iterators over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from anyio.lowlevel import checkpoint
+
+from aworld_runtime.bus.base import FeedEntry, Mail
+from aworld_runtime.bus.memory.signal import Signal
+from aworld_runtime.events import EpisodeForked, Event, new_id
+
+BATCH = 1000
+"""Most feed entries handed over at once."""
+YIELD_EVERY = 16
+"""Events after which a reader that needn't wait lets other tasks run."""
+
+
+class Log:
+    """Events `base` + 1 … `last`, and the unacknowledged mail for their owner, oldest first."""
+
+    __slots__ = ("appended", "base", "events", "mail", "mailed", "watchers")
+
+    def __init__(self) -> None:
+        self.base = 0
+        self.events: list[Event] = []
+        self.mail: dict[int, Mail] = {}
+        self.appended = Signal()
+        self.mailed = Signal()
+        self.watchers = 0
+
+    @property
+    def last(self) -> int:
+        return self.base + len(self.events)
+
+    def may_begin_at(self, expected_seq: int, events: Sequence[Event]) -> bool:
+        """Whether an empty log may begin in the middle: only a fork may."""
+        if self.last or expected_seq <= 0 or not events:
+            return False
+        first = events[0].data
+        return isinstance(first, EpisodeForked) and first.at == expected_seq
+
+    def holds(self, expected_seq: int, events: Sequence[Event]) -> bool:
+        """Whether these very events stand after `expected_seq`: the append was made and its reply lost."""
+        index = expected_seq - self.base
+        if index < 0 or not events:
+            return False
+        return [e.id for e in self.events[index : index + len(events)]] == [e.id for e in events]
+
+    def add(self, after: int, events: Sequence[Event]) -> int:
+        if not self.events:
+            self.base = after
+        self.events += [event.at(seq) for seq, event in enumerate(events, after + 1)]
+        self.appended.notify_all()
+        return self.last
+
+    def read(self, start: int, limit: int) -> list[Event]:
+        index = max(start - self.base - 1, 0)
+        return self.events[index : index + limit]
+
+    def clear(self) -> None:
+        self.base = 0
+        self.events = []
+        self.mail = {}
+
+
+class Tail:
+    """Iterates over a log; waits at its end."""
+
+    def __init__(self, log: Log, start: int) -> None:
+        self._log = log
+        self._next = start
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        log = self._log
+        if self._next % YIELD_EVERY == 0:
+            await checkpoint()
+        while log.last < self._next:
+            await log.appended.wait()
+        event = log.events[max(self._next - log.base - 1, 0)]
+        self._next = event.seq + 1
+        return event
+
+
+class Mailbox:
+    """Iterates over a log's mail: what is there, then what comes; each mail once."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._seen = 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Mail]:
+        await checkpoint()
+        while not (fresh := self._fresh()):
+            await self._log.mailed.wait()
+        self._seen = int(fresh[-1].id)
+        return fresh
+
+    def _fresh(self) -> list[Mail]:
+        fresh: list[Mail] = []
+        for number in reversed(self._log.mail):
+            if number <= self._seen:
+                break
+            fresh.append(self._log.mail[number])
+        fresh.reverse()
+        return fresh
+
+
+class Feed:
+    """Every append since the last trim.
+
+    A cursor names this bus too: one saved by another process reads from the beginning here, instead
+    of skipping what that process never saw.
+    """
+
+    def __init__(self) -> None:
+        self._incarnation = new_id()
+        self._entries: list[tuple[str, int, int]] = []
+        self._trimmed = 0
+        self.added = Signal()
+
+    def add(self, log: str, first: int, last: int) -> None:
+        self._entries.append((log, first, last))
+        self.added.notify_all()
+
+    def position(self, cursor: str) -> int:
+        """How many entries there were up to the cursor's, that one included."""
+        incarnation, _, position = cursor.partition("/")
+        return int(position) if incarnation == self._incarnation else 0
+
+    def after(self, position: int) -> list[FeedEntry]:
+        """The entries after `position`, at most a batch."""
+        skip = max(position - self._trimmed, 0)
+        return [
+            FeedEntry(f"{self._incarnation}/{number}", *entry)
+            for number, entry in enumerate(
+                self._entries[skip : skip + BATCH], self._trimmed + skip + 1
+            )
+        ]
+
+    def trim(self, upto: int) -> None:
+        """Forget entries up to that position."""
+        gone = min(max(upto - self._trimmed, 0), len(self._entries))
+        del self._entries[:gone]
+        self._trimmed += gone
+
+
+class FeedReader:
+    """Iterates over a feed in batches; waits at its end."""
+
+    def __init__(self, feed: Feed, position: int) -> None:
+        self._feed = feed
+        self._position = position
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[FeedEntry]:
+        await checkpoint()
+        while not (entries := self._feed.after(self._position)):
+            await self._feed.added.wait()
+        self._position = self._feed.position(entries[-1].cursor)
+        return entries
