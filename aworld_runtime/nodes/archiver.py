@@ -1,0 +1,268 @@
+"""Copies every log from the bus to the store, off the hot path.
+
+    bus.feed ──▶ entries ──▶ one span per log ──▶ ≤ 8 logs at once: bus.read ──▶ put_events ──▶ put_episode, put_run,
+       ▲            (waits a little, so that entries gather)                                    put_metrics
+       └── cursor, moved once all of it is written ◀──────────────────────────────────────────┘
+
+The feed itself is the buffer: while the store is away nothing is taken from it, and nobody waits for the archiver. A
+crash before the cursor moves means doing the entries again, which changes nothing; so several archivers may run, too.
+A log that can't be archived (it was rewound, it can't be decoded) is an incident: logged as an error, kept in
+`incidents`, and passed over, so that the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import anyio
+from anyio.abc import TaskGroup
+
+from aworld_runtime.bus.base import Bus, FeedEntry
+from aworld_runtime.errors import (
+    AWorldError,
+    BusError,
+    EventError,
+    LogRewoundError,
+    StoreError,
+    StoreUnavailableError,
+)
+from aworld_runtime.events import Event, StepFinished
+from aworld_runtime.names import episode_of_log, run_of_log
+from aworld_runtime.nodes.marker import is_marker, marked, new_marker
+from aworld_runtime.nodes.records import advance, advance_run
+from aworld_runtime.store.base import EpisodeRecord, RunRecord, Store
+
+logger = logging.getLogger(__name__)
+
+LINGER_S = 0.05
+"""Seconds between two looks at the feed: one commit for many small appends."""
+LOGS_AT_ONCE = 8
+EVENTS_AT_ONCE = 256
+"""Events of one log in memory."""
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 2.0
+RECORDS_KEPT = 4096
+"""Records of unfinished episodes in memory; others are read back from the store."""
+
+T = TypeVar("T")
+
+
+class Archiver:
+    """Runs inside `async with`, or as `run()` in a task group of yours. Call `drain` before you leave."""
+
+    def __init__(self, bus: Bus, store: Store, name: str = "archiver") -> None:
+        self.name = name
+        self.incidents: dict[str, AWorldError] = {}
+        """Logs that could not be archived, and why."""
+        self._bus = bus
+        self._store = store
+        self._follower = f"{name}@{_without_user(bus.url)}"
+        self._records: dict[str, EpisodeRecord] = {}
+        self._runs: dict[str, RunRecord] = {}
+        self._markers: dict[str, anyio.Event] = {}
+        self._hurry = anyio.Event()
+        self._outage: float | None = None
+        self._trouble: StoreError | None = None
+        self._group: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        self._group.start_soon(self.run, name=self.name)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        group, self._group = self._group, None
+        if group is None:
+            return None
+        group.cancel_scope.cancel()
+        if isinstance(error, Exception):  # the caller's own: it stays as it is, in no group
+            await group.__aexit__(None, None, None)
+            return None
+        return await group.__aexit__(kind, error, trace)
+
+    async def run(self) -> None:
+        """Archive until cancelled."""
+        after = await self._persist(lambda: self._store.cursor(self._follower))
+        async with self._bus.feed(after or "0") as feed:
+            async for entries in feed:
+                await self._archive(entries)
+                await self._gather()
+
+    async def drain(self, timeout_s: float = 30.0) -> None:
+        """Wait until everything appended so far is archived.
+
+        Raises:
+            StoreUnavailableError: it isn't after `timeout_s`; the bus still has it.
+        """
+        marker = new_marker()
+        seen = self._markers[marker] = anyio.Event()
+        self._hurry.set()
+        try:
+            with anyio.move_on_after(timeout_s):
+                async with marked(self._bus, marker):
+                    await seen.wait()
+        finally:
+            del self._markers[marker]
+        if not seen.is_set():
+            why = self._trouble or "it is slow, or its archiver does not run"
+            raise StoreUnavailableError(
+                f"not everything is archived in {_without_user(self._store.url)} after {timeout_s:g} s: {why}. The bus"
+                " still has it, and an archiver on the same bus goes on from here"
+            )
+
+    # inside
+
+    async def _gather(self) -> None:
+        if self._markers:
+            return
+        self._hurry = anyio.Event()
+        with anyio.move_on_after(LINGER_S):
+            await self._hurry.wait()
+
+    async def _archive(self, entries: Sequence[FeedEntry]) -> None:
+        spans: dict[str, tuple[int, int]] = {}
+        for entry in entries:
+            if not is_marker(entry.log):
+                first, last = spans.get(entry.log, (entry.first, entry.last))
+                spans[entry.log] = (min(first, entry.first), max(last, entry.last))
+        limiter = anyio.CapacityLimiter(LOGS_AT_ONCE)
+        async with anyio.create_task_group() as group:
+            for log, (first, last) in spans.items():
+                group.start_soon(self._copy_log, limiter, log, first, last)
+        cursor = entries[-1].cursor
+        await self._persist(lambda: self._store.set_cursor(self._follower, cursor))
+        for entry in entries:
+            if entry.log in self._markers:
+                self._markers[entry.log].set()
+
+    async def _copy_log(
+        self, limiter: anyio.CapacityLimiter, log: str, first: int, last: int
+    ) -> None:
+        async with limiter:
+            if log in self.incidents:
+                return
+            try:
+                await self._copy(log, first, last)
+            except (EventError, LogRewoundError, LostEvents) as error:
+                self.incidents[log] = error
+                logger.error("log %s is not archived from event %d on: %s", log, first, error)
+
+    async def _copy(self, log: str, first: int, last: int) -> None:
+        while first <= last:
+            limit = min(EVENTS_AT_ONCE, last - first + 1)
+            events = await self._bus.read(log, first, limit=limit)
+            if not events:
+                await self._expect_archived(log, first, last)
+                return
+            await self._persist(lambda events=events: self._store.put_events(log, events))
+            await self._project(log, events)
+            first = events[-1].seq + 1
+
+    async def _expect_archived(self, log: str, first: int, last: int) -> None:
+        kept = await self._persist(lambda: self._store.last_seq(log))
+        if kept < last:
+            raise LostEvents(
+                f"events {first} to {last} of log {log!r} are no longer on the bus, and the store has {kept}: the bus"
+                " lost acknowledged events, or a log was unlinked before it was archived"
+            )
+
+    async def _project(self, log: str, events: Sequence[Event]) -> None:
+        if (episode_id := episode_of_log(log)) is not None:
+            record = await self._episode(episode_id, log, before=events[0].seq)
+            for event in events:
+                record = advance(record, event)
+            await self._persist(lambda: self._store.put_episode(record))
+            self._remember(record)
+        elif (run_id := run_of_log(log)) is not None:
+            await self._project_run(run_id, log, events)
+
+    async def _episode(self, episode_id: str, log: str, *, before: int) -> EpisodeRecord:
+        """The record up to event `before`, or past it where the store is ahead."""
+        record = self._records.get(episode_id)
+        if record is None:
+            kept = await self._persist(lambda: self._store.episode(episode_id))
+            record = kept or EpisodeRecord(id=episode_id)
+        while record.last_seq + 1 < before:  # an archiver died between events and record
+            start = record.last_seq + 1
+            missed = await self._persist(
+                lambda start=start: self._store.read(log, start, limit=EVENTS_AT_ONCE)
+            )
+            for event in missed:
+                record = advance(record, event)
+            if record.last_seq < start:
+                break
+        return record
+
+    def _remember(self, record: EpisodeRecord) -> None:
+        self._records.pop(record.id, None)
+        if record.status is None:
+            self._records[record.id] = record
+            if len(self._records) > RECORDS_KEPT:
+                del self._records[next(iter(self._records))]
+
+    async def _project_run(self, run_id: str, log: str, events: Sequence[Event]) -> None:
+        before = self._runs.get(run_id)
+        if before is None and events[0].seq > 1:
+            for event in await self._persist(lambda: self._store.read(log, 1, limit=10)):
+                before = advance_run(before, run_id, event)
+        run = before
+        for event in events:
+            run = advance_run(run, run_id, event)
+            if isinstance(event.data, StepFinished):
+                step, metrics = event.data.step, event.data.metrics
+                await self._persist(
+                    lambda step=step, metrics=metrics: self._store.put_metrics(
+                        run_id, step, metrics
+                    )
+                )
+        if run is not None and run is not before:
+            changed = run
+            self._runs[run_id] = run
+            await self._persist(lambda: self._store.put_run(changed))
+
+    async def _persist(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do something with the store, again and again until it is there."""
+        delay = FIRST_RETRY_S
+        while True:
+            try:
+                result = await work()
+            except LogRewoundError:
+                raise
+            except StoreError as error:
+                self._trouble = error
+                if self._outage is None:
+                    self._outage = time.monotonic()
+                    logger.warning(
+                        "the store fails; the run goes on, archiving waits for it: %s", error
+                    )
+                await anyio.sleep(delay)
+                delay = min(delay * 2, LAST_RETRY_S)
+            else:
+                self._recovered()
+                return result
+
+    def _recovered(self) -> None:
+        if self._outage is not None:
+            seconds = time.monotonic() - self._outage
+            logger.info("the store works again after %.1f s", seconds)
+            self._outage = self._trouble = None
+
+
+class LostEvents(BusError):
+    """Events that the feed announced are neither on the bus nor in the store."""
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

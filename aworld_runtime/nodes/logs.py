@@ -1,0 +1,61 @@
+"""Logs wherever they are: on the bus while it has them, in the store after that."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+from aworld_runtime.bus.base import Bus
+from aworld_runtime.events import Event
+from aworld_runtime.store.base import Store
+
+PAGE = 1000
+
+
+class Logs:
+    """Reads logs; writes nothing."""
+
+    def __init__(self, bus: Bus, store: Store) -> None:
+        self._bus = bus
+        self._store = store
+
+    async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]:
+        """Events `start` … of the log, at most `limit`."""
+        events = await self._bus.read(log, start, limit=limit)
+        if events or await self._bus.last_seq(log):
+            return events
+        return await self._store.read(log, start, limit=limit)
+
+    async def last_seq(self, log: str) -> int:
+        return await self._bus.last_seq(log) or await self._store.last_seq(log)
+
+    async def read_all(self, log: str) -> list[Event]:
+        """The whole log, however long."""
+        events: list[Event] = []
+        while page := await self.read(log, events[-1].seq + 1 if events else 1, limit=PAGE):
+            events += page
+        return events
+
+    @asynccontextmanager
+    async def tail(self, log: str, start: int = 1) -> AsyncGenerator[AsyncIterator[Event]]:
+        """The log's events from `start`, then each new one as it is appended. Never ends by itself."""
+        on_bus = await self._bus.last_seq(log)
+        kept = 0 if on_bus else await self._store.last_seq(log)
+        async with (
+            self._bus.tail(log, max(start, kept + 1)) as live,
+            aclosing(self._follow(log, start, kept, live)) as events,
+        ):
+            yield events
+
+    async def _follow(
+        self, log: str, start: int, kept: int, live: AsyncIterator[Event]
+    ) -> AsyncGenerator[Event]:
+        while start <= kept:
+            page = await self._store.read(log, start, limit=min(PAGE, kept - start + 1))
+            if not page:
+                break
+            for event in page:
+                yield event
+            start = page[-1].seq + 1
+        async for event in live:
+            yield event

@@ -1,0 +1,80 @@
+"""Does the store hold what the bus holds? Compares the event ids of every log."""
+
+from __future__ import annotations
+
+from aworld_runtime.bus.base import Bus
+from aworld_runtime.messages import Data
+from aworld_runtime.nodes.marker import feed_so_far
+from aworld_runtime.store.base import Store
+
+PAGE = 1000
+LISTED = 100
+
+
+class Difference(Data):
+    """One position of a log at which bus and store disagree."""
+
+    log: str
+    seq: int
+    on_bus: str | None
+    """Event id there; None where it has no event."""
+    in_store: str | None
+
+
+class Comparison(Data):
+    """What `compare` found."""
+
+    logs: int = 0
+    """Logs on the bus, in the store or in both."""
+    events: int = 0
+    """Events that are the same in both."""
+    archived_logs: int = 0
+    """Logs that only the store still has."""
+    archived_events: int = 0
+    differing: int = 0
+    """Positions at which they disagree."""
+    differences: tuple[Difference, ...] = ()
+    """The first hundred of them."""
+
+    @property
+    def same(self) -> bool:
+        return not self.differing
+
+
+async def compare(bus: Bus, store: Store, prefix: str = "") -> Comparison:
+    """Compare every log whose name begins with `prefix`. A log that the bus has let go is no difference."""
+    names = {entry.log async for entry in feed_so_far(bus) if entry.log.startswith(prefix)}
+    names.update(await store.logs(prefix))
+    events = archived_logs = archived_events = differing = 0
+    differences: list[Difference] = []
+    for log in sorted(names):
+        if not await bus.last_seq(log):
+            archived_logs += 1
+            archived_events += len(await _ids(store, log))
+            continue
+        on_bus, in_store = await _ids(bus, log), await _ids(store, log)
+        for seq in sorted(on_bus.keys() | in_store.keys()):
+            pair = on_bus.get(seq), in_store.get(seq)
+            if pair[0] == pair[1]:
+                events += 1
+                continue
+            differing += 1
+            if len(differences) < LISTED:
+                differences.append(Difference(log=log, seq=seq, on_bus=pair[0], in_store=pair[1]))
+    return Comparison(
+        logs=len(names),
+        events=events,
+        archived_logs=archived_logs,
+        archived_events=archived_events,
+        differing=differing,
+        differences=tuple(differences),
+    )
+
+
+async def _ids(where: Bus | Store, log: str) -> dict[int, str]:
+    ids: dict[int, str] = {}
+    start = 1
+    while page := await where.read(log, start, limit=PAGE):
+        ids |= {event.seq: event.id for event in page}
+        start = page[-1].seq + 1
+    return ids
