@@ -1,0 +1,386 @@
+"""`RedisBus`: the bus contract over the pieces of this package, and the loops that it owns."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import anyio
+from anyio.abc import TaskGroup
+from pydantic import JsonValue
+
+from aworld_runtime.bus.base import LEASE_S, DeadLetter, FeedEntry, Mail, NodeInfo
+from aworld_runtime.bus.redis import scripts
+from aworld_runtime.bus.redis.consumer import RedisConsumer, Services
+from aworld_runtime.bus.redis.feed import FeedReader
+from aworld_runtime.bus.redis.follow import SWEEP_S, Follows
+from aworld_runtime.bus.redis.heartbeat import Heartbeat
+from aworld_runtime.bus.redis.hints import Hints
+from aworld_runtime.bus.redis.keys import Keys
+from aworld_runtime.bus.redis.lanes import Listener, Waiting
+from aworld_runtime.bus.redis.link import Link
+from aworld_runtime.bus.redis.readers import Mailbox, Tail
+from aworld_runtime.bus.redis.scripts import BODY, DELIVERIES, REASON, Entry
+from aworld_runtime.bus.redis.timers import Timers
+from aworld_runtime.bus.redis.wire import CONNECT_S, Address, Unreachable
+from aworld_runtime.errors import (
+    BusUnavailableError,
+    ConfigError,
+    EventError,
+    Fenced,
+    NotFoundError,
+    RequestTimeoutError,
+)
+from aworld_runtime.events import EpisodeForked, Event, Registry, new_id
+from aworld_runtime.names import episode_log
+
+logger = logging.getLogger(__name__)
+
+OLDEST_SERVER = (7, 0)
+READ_BATCH = 256
+"""Events in one reply: a long log must not keep the others' calls waiting."""
+DEAD_MAIL = "mail"
+"""The queue whose dead letters are mail that could not be read."""
+
+
+class RedisBus:
+    """Implements `Bus`.
+
+    `?namespace=` keeps several apart on one server; `?outage_s=` is how long a call waits for a
+    server that is away.
+    """
+
+    def __init__(self, url: str, registry: Registry) -> None:
+        self.url = url
+        self._address = Address.parse(url)
+        self._registry = registry
+        self._keys = Keys(self._address.namespace)
+        self._link = Link(self._address, scripts.SCRIPTS)
+        self._hints = Hints(self._address, self._reconnected)
+        self._follows = Follows(self._link, self._hints)
+        self._timers = Timers(self._link)
+        self._heartbeat = Heartbeat(self._address)
+        self._consumers: set[RedisConsumer] = set()
+        self._tasks: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._connect()
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        for loop in (
+            self._link.run,
+            self._hints.run,
+            self._hints.keep_alive,
+            self._follows.run,
+            self._timers.run,
+        ):
+            self._tasks.start_soon(loop)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        if self._tasks is None:
+            return None
+        for consumer in self._consumers:
+            consumer.stop()
+        self._tasks.cancel_scope.cancel()
+        # Only a cancellation is the task group's business; an error of the caller's passes as it is.
+        try:
+            if isinstance(error, anyio.get_cancelled_exc_class()):
+                return await self._tasks.__aexit__(kind, error, trace)
+            return await self._tasks.__aexit__(None, None, None)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._link.close()
+                await anyio.to_thread.run_sync(self._heartbeat.stop)
+
+    # logs
+
+    async def append(
+        self, log: str, expected_seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()
+    ) -> int:
+        last = await scripts.append(
+            self._link,
+            self._keys.log(log),
+            log,
+            expected_seq,
+            [self._registry.encode(event) for event in events],
+            fork=_forks_at(expected_seq, events),
+            acks=[mail.id for mail in acks],
+        )
+        if last >= 0:
+            return last
+        if await self._stands(log, expected_seq, events):
+            return expected_seq + len(events)
+        raise Fenced(_refusal(log, expected_seq, -1 - last))
+
+    async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]:
+        key = self._keys.log(log).log
+        events: list[Event] = []
+        position = max(start, 1)
+        while len(events) < limit:
+            count = min(limit - len(events), READ_BATCH)
+            reply = await self._link.call(
+                b"XRANGE", key, f"{position}-0", b"+", b"COUNT", str(count)
+            )
+            events += [self._event(entry) for entry in scripts.entries(reply)]
+            if len(reply) < count:
+                break
+            position = events[-1].seq + 1
+        return events
+
+    async def last_seq(self, log: str) -> int:
+        key = self._keys.log(log).log
+        reply = await self._link.call(b"XREVRANGE", key, b"+", b"-", b"COUNT", b"1")
+        return _seq(reply[0][0]) if reply else 0
+
+    @asynccontextmanager
+    async def tail(self, log: str, start: int = 1) -> AsyncGenerator[AsyncIterator[Event]]:
+        after = f"{max(start, 1) - 1}-0".encode()
+        with self._follows.following(self._keys.log(log).log, after) as follower:
+            yield Tail(follower, self._event)
+
+    async def restore(self, log: str, events: Sequence[Event]) -> None:
+        if not events or await self.last_seq(log):
+            return
+        staging = self._keys.staging(log, new_id())
+        first = events[0].seq or 1
+        for begin in range(0, len(events), READ_BATCH):
+            batch = events[begin : begin + READ_BATCH]
+            bodies = [self._registry.encode(event) for event in batch]
+            await scripts.stage(self._link, staging, first + begin, bodies)
+        await scripts.unstage(self._link, staging, self._keys.log(log))
+
+    async def unlink(self, log: str) -> None:
+        keys = self._keys.log(log)
+        await self._link.call(b"UNLINK", keys.log, keys.mail)
+
+    # feed
+
+    @asynccontextmanager
+    async def feed(self, after: str = "0") -> AsyncGenerator[AsyncIterator[list[FeedEntry]]]:
+        reader = FeedReader(self._link.dial, self._keys.feed, after, self._address.outage_s)
+        try:
+            yield reader
+        finally:
+            await reader.close()
+
+    async def trim_feed(self, before: str) -> None:
+        await self._link.call(b"XTRIM", self._keys.feed, b"MINID", before)
+
+    # mail
+
+    async def send_mail(self, log: str, event: Event) -> None:
+        await scripts.send_mail(self._link, self._keys.log(log), self._registry.encode(event))
+
+    @asynccontextmanager
+    async def mailbox(self, log: str) -> AsyncGenerator[AsyncIterator[list[Mail]]]:
+        with self._follows.following(self._keys.log(log).mail, b"0-0") as follower:
+            yield Mailbox(follower, log, self._event, partial(self._bury_mail, log))
+
+    # queues
+
+    async def put(self, queue: str, event: Event, *, at: datetime | None = None) -> None:
+        keys = self._keys.queue(queue)
+        body = self._registry.encode(event)
+        delay_s = 0.0 if at is None else (at - datetime.now(UTC)).total_seconds()
+        if delay_s <= 0:
+            await scripts.put(self._link, keys, body)
+            return
+        await scripts.delay(self._link, keys, body, round(delay_s * 1000))
+        self._timers.set(keys, delay_s)
+
+    @asynccontextmanager
+    async def consume(
+        self, queue: str, *, consumer: str, credit: int = 1, lease_s: float = LEASE_S
+    ) -> AsyncGenerator[RedisConsumer]:
+        if self._tasks is None:
+            raise BusUnavailableError(f"bus {self._address.url} is not open: use `async with`")
+        services = Services(
+            self._link, self._timers, self._heartbeat, self._registry, self._address.outage_s
+        )
+        place = RedisConsumer(
+            services, queue, self._keys.queue(queue), name=consumer, credit=credit, lease_s=lease_s
+        )
+        self._consumers.add(place)
+        self._tasks.start_soon(place.run)
+        try:
+            yield place
+        finally:
+            await place.close()
+            self._consumers.discard(place)
+
+    async def backlog(self, queue: str) -> int:
+        keys = self._keys.queue(queue)
+        work = await self._link.call(b"XLEN", keys.work)
+        return work + await self._link.call(b"ZCARD", keys.delayed)
+
+    async def dead_letters(self, queue: str) -> list[DeadLetter]:
+        reply = await self._link.call(b"XRANGE", self._keys.queue(queue).dead, b"-", b"+")
+        return [self._dead_letter(queue, entry) for entry in scripts.entries(reply)]
+
+    async def requeue(self, queue: str, dead_letter_id: str) -> None:
+        # Not by asking the server: what is no id is an error to it.
+        known = re.fullmatch(r"\d+-\d+", dead_letter_id) and await scripts.requeue(
+            self._link, self._keys.queue(queue), dead_letter_id
+        )
+        if not known:
+            raise NotFoundError(f"queue {queue!r} has no dead letter {dead_letter_id!r}")
+
+    async def request(self, queue: str, event: Event, *, timeout_s: float) -> Event:
+        key = self._keys.reply(event.id)
+        waiting = Waiting()
+        with self._hints.hearing(key, waiting.hear) as confirmed:
+            with anyio.move_on_after(timeout_s):
+                await self._hints.confirm(confirmed)
+                await self.put(queue, event)
+                while not await waiting.wait(SWEEP_S):
+                    waiting.hear(await self._link.call(b"GET", key) or b"")
+            if waiting.answer:
+                return self._registry.decode(waiting.answer)
+        raise RequestTimeoutError(
+            f"no reply to {event.type} {event.id} on queue {queue!r} within {timeout_s} s"
+        )
+
+    async def reply(self, request: Event, answer: Event) -> None:
+        if request.episode_id is not None:
+            await self.send_mail(episode_log(request.episode_id), answer)
+        else:
+            body = self._registry.encode(answer)
+            await scripts.reply(self._link, self._keys.reply(request.id), body)
+
+    # lanes
+
+    async def broadcast(self, channel: str, value: JsonValue) -> None:
+        await self._link.call(b"PUBLISH", self._keys.lane(channel), json.dumps(value))
+
+    @asynccontextmanager
+    async def listen(self, channel: str) -> AsyncGenerator[AsyncIterator[JsonValue]]:
+        listener = Listener()
+        with self._hints.hearing(self._keys.lane(channel), listener.hear) as confirmed:
+            await self._hints.confirm(confirmed)
+            yield listener
+
+    # membership
+
+    async def announce(self, node: NodeInfo, *, ttl_s: float = 5.0) -> None:
+        body = node.model_dump_json().encode()
+        await scripts.announce(self._link, self._keys.nodes, node.name, body, round(ttl_s * 1000))
+
+    async def withdraw(self, name: str) -> None:
+        await self._link.call(b"HDEL", self._keys.nodes, name)
+
+    async def nodes(self) -> list[NodeInfo]:
+        found = await scripts.nodes(self._link, self._keys.nodes)
+        return [NodeInfo.model_validate_json(body) for body in found]
+
+    # inside
+
+    async def _connect(self) -> None:
+        """The first connection, and whether the server will do.
+
+        Raises:
+            BusUnavailableError: no server.
+            ConfigError: one that would lose events, is too old, or refuses the password.
+        """
+        began = time.monotonic()
+        try:
+            await self._link.connect()
+        except Unreachable as error:
+            raise BusUnavailableError(
+                f"no bus at {self._address.url} ({error}; tried for {time.monotonic() - began:.1f} s):"
+                " start a Redis or Valkey server there, or give the URL of a running one"
+            ) from error
+        try:
+            with anyio.fail_after(CONNECT_S):
+                self._check(await self._link.ask_server())
+        except (Unreachable, TimeoutError) as error:
+            raise BusUnavailableError(f"no bus at {self._address.url} ({error})") from error
+        except BaseException:
+            await self._link.close()
+            raise
+
+    def _check(self, facts: dict[str, str]) -> None:
+        version = facts.get("redis_version", "0.0")
+        if tuple(map(int, version.split(".")[:2])) < OLDEST_SERVER:
+            raise ConfigError(
+                f"bus {self._address.url}: the server is version {version};"
+                f" {OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer is needed"
+            )
+        policy = facts.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction" and facts.get("maxmemory", "0") != "0":
+            raise ConfigError(
+                f"bus {self._address.url}: the server's maxmemory-policy is {policy}, which deletes events"
+                " when memory runs out; set it to noeviction"
+            )
+
+    def _reconnected(self) -> None:
+        self._follows.suspect_all()
+
+    async def _stands(self, log: str, expected_seq: int, events: Sequence[Event]) -> bool:
+        """Whether these very events stand there: the append was made and its reply lost."""
+        if not events:
+            return False
+        there = await self.read(log, expected_seq + 1, limit=len(events))
+        return [event.id for event in there] == [event.id for event in events]
+
+    async def _bury_mail(self, log: str, entry: Entry, reason: str) -> None:
+        dead = self._keys.queue(DEAD_MAIL).dead
+        await scripts.bury_mail(self._link, self._keys.log(log).mail, dead, entry, reason)
+
+    def _event(self, entry: Entry) -> Event:
+        entry_id, fields = entry
+        return self._registry.decode(fields[1], seq=_seq(entry_id))
+
+    def _dead_letter(self, queue: str, entry: Entry) -> DeadLetter:
+        entry_id, fields = entry
+        values = dict(zip(fields[::2], fields[1::2], strict=True))
+        raw = values[BODY]
+        try:
+            event = self._registry.decode(raw)
+        except EventError:
+            event = None
+        return DeadLetter(
+            id=entry_id.decode(),
+            queue=queue,
+            event=event,
+            reason=values[REASON].decode(errors="replace"),
+            deliveries=int(values[DELIVERIES]),
+            raw=raw,
+        )
+
+
+def _forks_at(expected_seq: int, events: Sequence[Event]) -> bool:
+    """Whether the batch may begin a log in the middle."""
+    if expected_seq <= 0 or not events:
+        return False
+    first = events[0].data
+    return isinstance(first, EpisodeForked) and first.at == expected_seq
+
+
+def _refusal(log: str, expected_seq: int, last: int) -> str:
+    if last == 0:
+        return (
+            f"append to log {log!r} after seq {expected_seq} refused: the log is empty. Either it never had an"
+            " owner who wrote so much, or the server lost it: restore it from the store, or fail the episode"
+        )
+    return (
+        f"append to log {log!r} after seq {expected_seq} refused: its last seq is {last}, so another owner"
+        " appended; drop the work"
+    )
+
+
+def _seq(entry_id: bytes) -> int:
+    return int(entry_id.partition(b"-")[0])

@@ -1,0 +1,433 @@
+"""Taking work from a queue.
+
+    take ─▶ wanted ─▶ run: [move what is due, take over expired leases] ─▶ XREADGROUP ─▶ buffer ─▶ take ─▶ held
+                       ▲                                                                            │
+                       └───────────── room again ◀── ack / retry / dead letter ◀────────────────────┘
+
+The reader has a connection of its own and is never cancelled while it blocks on it: what the server
+has handed out would be stranded. It stops by flag. It reads only while somebody waits in `take`, one
+piece at first and more at a time the faster they are taken; what lies in the buffer for half a lease
+is given back, so that a slow consumer keeps nothing from the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import anyio
+
+from aworld_runtime.bus.base import MAX_DELIVERIES
+from aworld_runtime.bus.redis import scripts
+from aworld_runtime.bus.redis.heartbeat import Heartbeat, Lease
+from aworld_runtime.bus.redis.keys import QueueKeys
+from aworld_runtime.bus.redis.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link
+from aworld_runtime.bus.redis.scripts import BODY, DELIVERIES, FAILURES, Held
+from aworld_runtime.bus.redis.timers import Timers
+from aworld_runtime.bus.redis.wire import (
+    REPLY_S,
+    Command,
+    Reply,
+    ReplyError,
+    Unreachable,
+    Wire,
+    pack,
+)
+from aworld_runtime.errors import BusError, BusUnavailableError, ConfigError, EventError
+from aworld_runtime.events import Event, Registry
+
+logger = logging.getLogger(__name__)
+
+BLOCK_S = 0.5
+"""Longest wait in one read."""
+TEND_S = 0.5
+"""How often a waiting consumer looks for expired leases and delayed work."""
+QUICK_S = 0.02
+"""A buffer emptied within this time may be twice as large the next time."""
+CLOSE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Services:
+    """What consumers of one bus share."""
+
+    link: Link
+    timers: Timers
+    heartbeat: Heartbeat
+    registry: Registry
+    outage_s: float
+
+
+class RedisDelivery:
+    """Implements `Delivery`."""
+
+    __slots__ = ("_consumer", "_event", "_failures", "count", "id", "lost", "read_at")
+
+    def __init__(
+        self, consumer: RedisConsumer, entry_id: bytes, event: Event, failures: int
+    ) -> None:
+        self.id = entry_id
+        self.count = 1
+        self.lost = False
+        self.read_at = 0.0
+        self._consumer = consumer
+        self._event = event
+        self._failures = failures
+
+    @property
+    def event(self) -> Event:
+        return self._event
+
+    @property
+    def queue(self) -> str:
+        return self._consumer.queue
+
+    async def ack(self) -> None:
+        consumer = self._consumer
+        if consumer.settling(self):
+            try:
+                done = await scripts.ack(
+                    consumer.services.link, consumer.keys, consumer.name, self.id
+                )
+                self.lost = not done
+            finally:
+                consumer.freed()
+
+    async def retry(self, after_s: float, reason: str) -> None:
+        if self._failures + 1 >= MAX_DELIVERIES:
+            await self.dead_letter(reason)
+            return
+        consumer = self._consumer
+        if consumer.settling(self):
+            delay_ms = max(round(after_s * 1000), 0)
+            try:
+                done = await scripts.again(
+                    consumer.services.link, consumer.keys, self._held(), delay_ms
+                )
+                self.lost = not done
+                if delay_ms:
+                    consumer.services.timers.set(consumer.keys, delay_ms / 1000)
+            finally:
+                consumer.freed()
+
+    async def dead_letter(self, reason: str) -> None:
+        consumer = self._consumer
+        if consumer.settling(self):
+            try:
+                done = await scripts.bury(
+                    consumer.services.link, consumer.keys, self._held(), reason
+                )
+                self.lost = not done
+            finally:
+                consumer.freed()
+
+    def _held(self) -> Held:
+        return Held(self._consumer.name, self.id, self.count, self._failures)
+
+
+class RedisConsumer:
+    """Implements `Consumer`. `run` is its reader, a task of the bus; `close` ends it."""
+
+    def __init__(
+        self,
+        services: Services,
+        queue: str,
+        keys: QueueKeys,
+        *,
+        name: str,
+        credit: int,
+        lease_s: float,
+    ) -> None:
+        self.services = services
+        self.queue = queue
+        self.keys = keys
+        self.name = name
+        self._credit = credit
+        self._lease_s = lease_s
+        self._buffer: deque[RedisDelivery] = deque()
+        self._held: dict[bytes, RedisDelivery] = {}
+        self._unsettled = 0
+        """Taken, and not settled at the server yet."""
+        self._takers: deque[anyio.Event] = deque()
+        self._wanted = anyio.Event()
+        self._finished = anyio.Event()
+        self._stopping = False
+        self._abandoned = False
+        self._error: BusError | None = None
+        self._wire: Wire | None = None
+        self._client_id = b""
+        self._window = 1
+        self._filled_at = 0.0
+        self._next_tending = 0.0
+        self._next_due_s = BLOCK_S
+        self._lease = Lease(keys.work, name, lease_s, self._held)
+        self._scope = anyio.CancelScope(shield=True)
+
+    # for the caller
+
+    async def take(self) -> RedisDelivery:
+        while True:
+            if self._abandoned:
+                await anyio.sleep_forever()
+            if self._stopping:
+                raise self._error or BusUnavailableError(
+                    f"consumer {self.name!r} of queue {self.queue!r} is closed"
+                )
+            delivery = self._pop()
+            if delivery is not None:
+                return delivery
+            await self._wait()
+
+    def abandon(self) -> None:
+        self._abandoned = True
+        self._lease.renewing = False
+        self._stop()
+
+    # for deliveries
+
+    def settling(self, delivery: RedisDelivery) -> bool:
+        """Whether it is still to be settled; from now on its lease is not renewed."""
+        if self._held.get(delivery.id) is not delivery:
+            return False
+        del self._held[delivery.id]
+        if delivery.lost:
+            self.freed()
+            return False
+        return True
+
+    def freed(self) -> None:
+        """One piece less is held."""
+        self._unsettled -= 1
+        if self._buffer:
+            self._wake_takers(1)
+        elif self._takers:
+            self._wanted.set()
+
+    # for the bus
+
+    async def run(self) -> None:
+        """Read until stopped."""
+        try:
+            with self._scope:
+                await self._read_through_outages()
+        except BusError as error:
+            self._error = error
+        finally:
+            self._stop()
+            if self._wire is not None:
+                self._wire.drop()
+                self._wire = None
+            self._finished.set()
+
+    def stop(self) -> None:
+        """Take no more."""
+        self._stop()
+
+    async def close(self) -> None:
+        """Stop reading, and give back at once what is not settled."""
+        self._stop()
+        link = self.services.link
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(CLOSE_S):
+                if self._client_id:
+                    try:
+                        await link.call(b"CLIENT", b"UNBLOCK", self._client_id)
+                    except BusError as error:
+                        logger.debug("reader of %s not unblocked: %s", self.queue, error)
+                await self._finished.wait()
+            self._scope.cancel()
+            await self._finished.wait()
+            self.services.heartbeat.remove(self._lease)
+            if not self._abandoned:
+                with anyio.move_on_after(CLOSE_S):
+                    await self._give_back_all()
+
+    # inside
+
+    def _pop(self) -> RedisDelivery | None:
+        """The oldest in the buffer that is still surely ours. A stale one is left to expire."""
+        if self._unsettled >= self._credit:
+            return None
+        while self._buffer:
+            delivery = self._buffer.popleft()
+            if time.monotonic() - delivery.read_at < self._lease_s / 2:
+                if not self._buffer:
+                    quick = time.monotonic() - self._filled_at < QUICK_S
+                    self._window = min(self._window * 2, self._credit) if quick else 1
+                self._held[delivery.id] = delivery
+                self._unsettled += 1
+                return delivery
+        return None
+
+    async def _wait(self) -> None:
+        taker = anyio.Event()
+        self._takers.append(taker)
+        self._wanted.set()
+        try:
+            await taker.wait()
+        except BaseException:
+            if taker.is_set():  # woken and cancelled at once: another may take it
+                self._wake_takers(1)
+            raise
+        finally:
+            if not taker.is_set():
+                self._takers.remove(taker)
+
+    def _wake_takers(self, number: int) -> None:
+        for _ in range(min(number, len(self._takers))):
+            self._takers.popleft().set()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._wanted.set()
+        self._wake_takers(len(self._takers))
+
+    async def _read_through_outages(self) -> None:
+        self.services.heartbeat.add(self._lease)
+        away_since: float | None = None
+        pause_s = FIRST_PAUSE_S
+        while not self._stopping:
+            try:
+                if self._wire is None:
+                    await self._connect()
+                away_since, pause_s = None, FIRST_PAUSE_S
+                await self._read_while_wanted()
+            except (Unreachable, ConfigError) as error:
+                self._wire = None
+                away_since = away_since or time.monotonic()
+                if time.monotonic() - away_since > self.services.outage_s:
+                    raise BusUnavailableError(
+                        f"queue {self.queue!r}: the bus has not answered for"
+                        f" {self.services.outage_s:.0f} s: {error}"
+                    ) from error
+                await anyio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _connect(self) -> None:
+        wire = await self.services.link.dial()
+        (client_id,) = await wire.exchange(pack([(b"CLIENT", b"ID")]), 1)
+        self._client_id = str(client_id).encode()
+        self._wire = wire
+        await self._exchange(scripts.join_command(self.keys))
+
+    async def _read_while_wanted(self) -> None:
+        while not self._stopping:
+            await self._return_stale()
+            room = self._room()
+            if room < 1:
+                await self._wait_until_wanted()
+                continue
+            if time.monotonic() >= self._next_tending:
+                room -= await self._tend(room)
+            if room > 0 and not self._stopping:
+                await self._read(room)
+
+    def _room(self) -> int:
+        """How many more to ask for. None while nobody waits: the buffer serves who does."""
+        if not self._takers:
+            return 0
+        free = self._credit - self._unsettled - len(self._buffer)
+        return min(free, max(self._window, len(self._takers)))
+
+    async def _wait_until_wanted(self) -> None:
+        self._wanted = anyio.Event()
+        if self._room() > 0 or self._stopping:
+            return
+        if not self._buffer:
+            await self._wanted.wait()
+            return
+        with anyio.move_on_after(self._buffer[0].read_at + self._lease_s / 2 - time.monotonic()):
+            await self._wanted.wait()
+
+    async def _tend(self, room: int) -> int:
+        """Move delayed work that is due and take over expired leases; how many."""
+        claim = scripts.claim_command(self.keys, self.name, round(self._lease_s * 1000), room)
+        due_ms, claimed = await self._exchange(scripts.promote_command(self.keys), claim)
+        self._next_tending = time.monotonic() + TEND_S
+        if isinstance(due_ms, int) and due_ms >= 0:
+            self._next_tending = min(self._next_tending, time.monotonic() + due_ms / 1000)
+        return await self._receive(claimed)
+
+    async def _read(self, room: int) -> None:
+        wait_s = min(max(self._next_tending - time.monotonic(), 0.001), BLOCK_S)
+        block_ms = max(round(wait_s * 1000), 1) if not self._buffer else None
+        command = scripts.read_command(self.keys, self.name, room, block_ms)
+        (reply,) = await self._exchange(command)
+        if reply:
+            await self._receive([(entry_id, fields, 1) for entry_id, fields in reply[0][1]])
+
+    async def _exchange(self, *commands: Command) -> list[Reply]:
+        if self._wire is None:
+            raise Unreachable("not connected")
+        replies = await self._wire.exchange(
+            pack(commands), len(commands), patience_s=BLOCK_S + REPLY_S
+        )
+        errors = [reply for reply in replies if isinstance(reply, ReplyError)]
+        if not errors:
+            return replies
+        if any(error.code == "NOGROUP" for error in errors):
+            # The server came back empty, or somebody deleted the queue: it begins anew.
+            logger.warning("queue %r is gone from the server; it begins anew", self.queue)
+            await self._wire.exchange(pack([scripts.join_command(self.keys)]), 1)
+            return [None if isinstance(reply, ReplyError) else reply for reply in replies]
+        self._wire.drop()
+        raise Unreachable(str(errors[0]))
+
+    async def _receive(self, found: list[tuple[bytes, list[bytes], int]] | None) -> int:
+        """Put what was read into the buffer and wake who waits for it."""
+        fresh = 0
+        for entry_id, fields, deliveries in found or ():
+            if entry_id in self._held:
+                continue  # ours all the time; only our heartbeat was late
+            values = dict(zip(fields[::2], fields[1::2], strict=True))
+            failures = int(values.get(FAILURES, 0))
+            count = int(values.get(DELIVERIES, 0)) + deliveries
+            try:
+                event = self.services.registry.decode(values.get(BODY, b""))
+            except EventError as error:
+                held = Held(self.name, entry_id, count, failures)
+                await self._bury(held, f"{type(error).__name__}: {error}")
+                continue
+            delivery = RedisDelivery(self, entry_id, event, failures)
+            delivery.count = count
+            delivery.read_at = self._filled_at = time.monotonic()
+            self._buffer.append(delivery)
+            fresh += 1
+        self._wake_takers(fresh)
+        return fresh
+
+    async def _bury(self, held: Held, reason: str) -> None:
+        try:
+            await scripts.bury(self.services.link, self.keys, held, reason)
+        except BusError as error:
+            # It stays pending and is buried when its lease has run out.
+            logger.warning("undecodable work on queue %r not buried yet: %s", self.queue, error)
+
+    async def _return_stale(self) -> None:
+        stale: list[tuple[bytes, bool]] = []
+        limit = time.monotonic() - self._lease_s / 2
+        while self._buffer and self._buffer[0].read_at <= limit:
+            stale.append((self._buffer.popleft().id, False))
+        if stale:
+            self._window = 1
+            await self._release(stale)
+
+    async def _give_back_all(self) -> None:
+        unsettled = [(delivery.id, False) for delivery in self._buffer]
+        unsettled += [(delivery.id, True) for delivery in self._held.values()]
+        self._buffer.clear()
+        self._held.clear()
+        await self._release(unsettled)
+        try:
+            await scripts.leave(self.services.link, self.keys, self.name)
+        except BusError as error:
+            logger.debug("consumer %s not removed: %s", self.name, error)
+
+    async def _release(self, ids: list[tuple[bytes, bool]]) -> None:
+        try:
+            await scripts.release(self.services.link, self.keys, self.name, ids)
+        except BusError as error:
+            # Their leases run out, then others take them over.
+            logger.warning("%d deliveries of %r not given back: %s", len(ids), self.queue, error)

@@ -1,0 +1,129 @@
+"""Following streams: mailboxes and tails, all through one loop.
+
+    hint ─▶ stale ─┐
+    each second ─▶ stale ─┴─▶ run: one XREAD of the stale ones that somebody waits for ─▶ their entries
+
+A stream is read only while its follower waits, so a slow one holds one batch and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import anyio
+
+from aworld_runtime.bus.redis.hints import Hints
+from aworld_runtime.bus.redis.link import Link
+from aworld_runtime.bus.redis.scripts import Entry, entries
+from aworld_runtime.errors import BusError
+
+SWEEP_S = 1.0
+"""How long something may stay unseen whose hint was lost."""
+BATCH = 256
+
+
+class Follower:
+    """One reader's place in one stream."""
+
+    def __init__(self, key: bytes, cursor: bytes, follows: Follows) -> None:
+        self.key = key
+        self.cursor = cursor
+        self.stale = True
+        """There may be something to read."""
+        self.waiter: asyncio.Future[list[Entry]] | None = None
+        self._follows = follows
+
+    async def next(self) -> list[Entry]:
+        """The entries after the last ones; waits for some."""
+        self.waiter = asyncio.get_running_loop().create_future()
+        if self.stale:
+            self._follows.wake()
+        try:
+            found = await self.waiter
+        finally:
+            self.waiter = None
+        # Only here: who is cancelled before gets them again.
+        self.cursor = found[-1][0]
+        return found
+
+
+class Follows:
+    """All followers of a bus."""
+
+    def __init__(self, link: Link, hints: Hints) -> None:
+        self._link = link
+        self._hints = hints
+        self._followers: list[Follower] = []
+        self._woken = asyncio.Event()
+
+    @contextmanager
+    def following(self, key: bytes, cursor: bytes) -> Generator[Follower]:
+        """Follow a stream after `cursor`; its key is the channel of its hints."""
+        follower = Follower(key, cursor, self)
+
+        def hear(_: bytes) -> None:
+            follower.stale = True
+            if follower.waiter is not None:
+                self.wake()
+
+        self._followers.append(follower)
+        try:
+            with self._hints.hearing(key, hear):
+                yield follower
+        finally:
+            self._followers.remove(follower)
+
+    def wake(self) -> None:
+        """Look at what is stale."""
+        self._woken.set()
+
+    def suspect_all(self) -> None:
+        """Hints may have been lost."""
+        for follower in self._followers:
+            follower.stale = True
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Serve the followers until cancelled."""
+        next_sweep = anyio.current_time() + SWEEP_S
+        while True:
+            with anyio.move_on_at(next_sweep):
+                await self._woken.wait()
+            self._woken.clear()
+            if anyio.current_time() >= next_sweep:
+                next_sweep = anyio.current_time() + SWEEP_S
+                self.suspect_all()
+            hungry = [f for f in self._followers if f.stale and f.waiter is not None]
+            if hungry:
+                await self._feed(hungry)
+
+    async def _feed(self, hungry: list[Follower]) -> None:
+        cursors: dict[bytes, bytes] = {}
+        for follower in hungry:
+            follower.stale = False
+            behind = min(follower.cursor, cursors.get(follower.key, follower.cursor), key=_position)
+            cursors[follower.key] = behind
+        head = (b"XREAD", b"COUNT", str(BATCH), b"STREAMS")
+        try:
+            reply = await self._link.call(*head, *cursors, *cursors.values())
+        except BusError as error:
+            for follower in hungry:
+                if follower.waiter is not None and not follower.waiter.done():
+                    follower.waiter.set_exception(error)
+                follower.stale = True
+            return
+        found = {key: entries(page) for key, page in reply or ()}
+        for follower in hungry:
+            after = _position(follower.cursor)
+            fresh = [e for e in found.get(follower.key, ()) if _position(e[0]) > after]
+            if fresh:
+                follower.stale = True  # there may be more
+                if follower.waiter is not None and not follower.waiter.done():
+                    follower.waiter.set_result(fresh)
+
+
+def _position(entry_id: bytes) -> tuple[int, int]:
+    milliseconds, _, number = entry_id.partition(b"-")
+    return int(milliseconds), int(number or 0)

@@ -1,0 +1,92 @@
+"""Every key on the server. Each has an owner, or a TTL (set by the script that makes it).
+
+    log, mail     the episode or run; freed by `unlink`. Mail for a log that isn't there has a TTL
+    feed          the namespace; trimmed behind its readers
+    work, delayed, dead     the queue
+    reply, nodes  TTL
+    staging       TTL; becomes a log
+
+Keys that one script touches share a hash tag, so that they stand on one node of a cluster.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from aworld_runtime.errors import ConfigError
+
+GROUP = b"g"
+"""The one consumer group of a queue. Its name says nothing: the key names namespace and role."""
+
+
+class LogKeys(NamedTuple):
+    """What one append touches. Log and mail are also the channels on which hints about them go out."""
+
+    log: bytes
+    mail: bytes
+    feed: bytes
+
+
+class QueueKeys(NamedTuple):
+    """What one queue is made of."""
+
+    work: bytes
+    """Stream of what is to be done and what is being done."""
+    delayed: bytes
+    """Sorted set of what is due later."""
+    dead: bytes
+    """Stream of what was given up on."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one namespace."""
+
+    namespace: str
+    shards: int = 1
+    """Hash tags that logs are spread over."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.-]+", self.namespace):
+            raise ConfigError(
+                f"bus namespace={self.namespace!r}: use letters, digits, '.', '_' and '-' only"
+            )
+
+    def log(self, name: str) -> LogKeys:
+        shard = self._shard(name)
+        return LogKeys(
+            f"{shard}:log:{name}".encode(),
+            f"{shard}:mail:{name}".encode(),
+            f"{shard}:feed".encode(),
+        )
+
+    def staging(self, name: str, unique: str) -> bytes:
+        """Where a log is put together before it appears."""
+        return f"{self._shard(name)}:staging:{name}:{unique}".encode()
+
+    @property
+    def feed(self) -> bytes:
+        """The feed. Readers follow one; `shards` stays 1 until they can follow more."""
+        return self.log("").feed
+
+    def queue(self, name: str) -> QueueKeys:
+        tag = f"{self.namespace}:{{q:{name}}}"
+        return QueueKeys(f"{tag}:work".encode(), f"{tag}:delayed".encode(), f"{tag}:dead".encode())
+
+    def reply(self, request_id: str) -> bytes:
+        """Also the channel of its hint."""
+        return f"{self.namespace}:reply:{request_id}".encode()
+
+    @property
+    def nodes(self) -> bytes:
+        return f"{self.namespace}:nodes".encode()
+
+    def lane(self, channel: str) -> bytes:
+        """A channel, not a key."""
+        return f"{self.namespace}:lane:{channel}".encode()
+
+    def _shard(self, log: str) -> str:
+        return f"{self.namespace}:{{{zlib.crc32(log.encode()) % self.shards}}}"

@@ -1,0 +1,262 @@
+"""The connection that a bus's calls share: one exchange at a time, and what is called meanwhile goes
+out together with the next one.
+
+    call ─▶ waiting ─▶ run: [connect] ─▶ a batch ─▶ exchange ─▶ replies to the callers
+                ▲                                      │
+                └────────── connection broke ◀─────────┘   until a call's deadline has passed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import anyio
+
+from aworld_runtime.bus.redis.wire import (
+    CONNECT_S,
+    Address,
+    Argument,
+    Command,
+    Reply,
+    ReplyError,
+    Unreachable,
+    Wire,
+    dial,
+    pack,
+)
+from aworld_runtime.errors import BusError, BusFullError, BusUnavailableError, ConfigError
+
+BATCH_CALLS = 100
+BATCH_BYTES = 1024 * 1024
+"""At most so much in one exchange, so that no script keeps the server for long."""
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+NOT_READY = frozenset({"LOADING", "NOSCRIPT", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN"})
+"""Error codes that say: nothing was done, ask again."""
+FULL = frozenset({"OOM", "MISCONF", "NOREPLICAS"})
+"""Error codes that say: nothing may be added now. MISCONF: the disk is full or failed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Script:
+    """A change that happens as a whole."""
+
+    text: str
+    merges: bool = False
+    """Called several times in one batch, it runs once over the keys and arguments of all; its reply is
+    one for all, or a list with one for each."""
+    sha: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        object.__setattr__(self, "sha", digest)
+
+    def command(self, keys: Sequence[bytes], arguments: Sequence[Argument]) -> Command:
+        return (b"EVALSHA", self.sha, str(len(keys)), *keys, *arguments)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    script: Script | None
+    """None: `arguments` are a command."""
+    keys: Sequence[bytes]
+    arguments: Sequence[Argument]
+    deadline: float
+    reply: asyncio.Future[Reply]
+
+
+class Link:
+    """Sends commands and scripts; reconnects through an outage."""
+
+    def __init__(self, address: Address, scripts: Sequence[Script]) -> None:
+        self._address = address
+        self._prologue = [(b"SCRIPT", b"LOAD", script.text) for script in scripts]
+        self._waiting: deque[_Call] = deque()
+        self._called = asyncio.Event()
+        self._wire: Wire | None = None
+        self._open = False
+
+    async def connect(self, patience_s: float = CONNECT_S) -> None:
+        """The first connection; `Unreachable` says why there is none."""
+        self._wire = await self.dial(patience_s=patience_s)
+        self._open = True
+
+    async def ask_server(self) -> dict[str, str]:
+        """What the server says about itself. Before `run`, while nobody else calls."""
+        if self._wire is None:
+            raise Unreachable("not connected")
+        (text,) = await self._wire.exchange(pack([(b"INFO",)]), 1)
+        if isinstance(text, ReplyError):
+            raise Unreachable(str(text))
+        lines = text.decode(errors="replace").splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    async def dial(self, *, patience_s: float = CONNECT_S) -> Wire:
+        """A connection of the caller's own, with the scripts loaded."""
+        return (await dial(self._address, self._prologue, patience_s=patience_s))[0]
+
+    async def call(self, *command: Argument) -> Reply:
+        """Send a command.
+
+        Raises:
+            BusUnavailableError: the server stayed away; the outcome is unknown.
+            BusFullError: it refuses to add anything.
+            BusError: another error reply.
+        """
+        return await self._send(None, (), command)
+
+    async def run_script(
+        self, script: Script, keys: Sequence[bytes], arguments: Sequence[Argument]
+    ) -> Reply:
+        """Run a script; raises as `call` does."""
+        return await self._send(script, keys, arguments)
+
+    async def run(self) -> None:
+        """Serve the callers until cancelled."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            if not self._waiting:
+                self._called.clear()
+                await self._called.wait()
+            try:
+                if self._wire is None:
+                    self._wire = await self.dial(patience_s=self._patience())
+                again = await self._serve(self._wire, self._take_batch())
+            except (Unreachable, ConfigError) as error:
+                self._wire = None
+                again = str(error)
+            if again is None:
+                pause_s = FIRST_PAUSE_S
+                continue
+            self._expire(again)
+            await anyio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def close(self) -> None:
+        """Close the connection; whoever still waits gets an error."""
+        self._open = False
+        while self._waiting:
+            self._fail(self._waiting.popleft(), "it was closed")
+        if self._wire is not None:
+            await self._wire.close()
+            self._wire = None
+
+    def _send(
+        self, script: Script | None, keys: Sequence[bytes], arguments: Sequence[Argument]
+    ) -> asyncio.Future[Reply]:
+        if not self._open:
+            raise BusUnavailableError(f"bus {self._address.url} is not open: use `async with`")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._address.outage_s
+        call = _Call(script, keys, arguments, deadline, loop.create_future())
+        self._waiting.append(call)
+        self._called.set()
+        return call.reply
+
+    def _take_batch(self) -> list[_Call]:
+        batch: list[_Call] = []
+        size = 0
+        while self._waiting and len(batch) < BATCH_CALLS and size < BATCH_BYTES:
+            call = self._waiting.popleft()
+            if not call.reply.done():  # nobody waits for it any more, and it was never sent
+                batch.append(call)
+                size += sum(map(len, call.arguments))
+        return batch
+
+    async def _serve(self, wire: Wire, batch: Sequence[_Call]) -> str | None:
+        """Exchange one batch; None if all is answered, else why some of it must be sent again."""
+        groups = _merge(batch)
+        try:
+            replies = await wire.exchange(pack(map(_command, groups)), len(groups))
+        except BaseException:
+            self._waiting.extendleft(reversed(batch))
+            raise
+        again: str | None = None
+        for group, reply in zip(groups, replies, strict=True):
+            if isinstance(reply, ReplyError) and reply.code in NOT_READY:
+                self._waiting.extendleft(reversed(group))
+                again = str(reply)
+            else:
+                self._answer(group, reply)
+        if again is not None:
+            wire.drop()
+            self._wire = None
+        return again
+
+    def _answer(self, group: Sequence[_Call], reply: Reply) -> None:
+        single = len(group) == 1 and not (group[0].script and group[0].script.merges)
+        for index, call in enumerate(group):
+            if call.reply.done():
+                continue
+            if isinstance(reply, ReplyError):
+                call.reply.set_exception(self._error(reply))
+            elif single or not isinstance(reply, list):
+                call.reply.set_result(reply)
+            else:
+                call.reply.set_result(reply[index])
+
+    def _error(self, reply: ReplyError) -> BusError:
+        if reply.code in FULL:
+            return BusFullError(
+                f"bus {self._address.url} accepts no new events: {reply}. Raise its maxmemory or free its"
+                " disk; reads and acknowledgements go on"
+            )
+        return CommandRefused(f"bus {self._address.url} refused a command: {reply}", reply.code)
+
+    def _patience(self) -> float:
+        """How long to try to connect: not past the first deadline, if that is near."""
+        now = asyncio.get_running_loop().time()
+        first = min((call.deadline for call in self._waiting), default=now + CONNECT_S)
+        return min(max(first - now, 0.1), CONNECT_S)
+
+    def _expire(self, cause: str) -> None:
+        now = asyncio.get_running_loop().time()
+        for _ in range(len(self._waiting)):
+            call = self._waiting.popleft()
+            if call.deadline <= now:
+                self._fail(call, f"it has not answered for {self._address.outage_s:.0f} s: {cause}")
+            elif not call.reply.done():
+                self._waiting.append(call)
+
+    def _fail(self, call: _Call, cause: str) -> None:
+        if not call.reply.done():
+            call.reply.set_exception(
+                BusUnavailableError(f"bus {self._address.url} is unavailable: {cause}")
+            )
+
+
+class CommandRefused(BusError):
+    """The server answered with an error that no retry mends."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _merge(batch: Sequence[_Call]) -> list[list[_Call]]:
+    """Calls that are sent as one, together."""
+    groups: list[list[_Call]] = []
+    merged: dict[Script, list[_Call]] = {}
+    for call in batch:
+        if call.script is None or not call.script.merges:
+            groups.append([call])
+        elif call.script in merged:
+            merged[call.script].append(call)
+        else:
+            merged[call.script] = group = [call]
+            groups.append(group)
+    return groups
+
+
+def _command(group: Sequence[_Call]) -> Command:
+    first = group[0]
+    if first.script is None:
+        return first.arguments
+    if len(group) == 1:
+        return first.script.command(first.keys, first.arguments)
+    keys = [key for call in group for key in call.keys]
+    return first.script.command(keys, [argument for call in group for argument in call.arguments])

@@ -1,0 +1,68 @@
+"""What the callers of `tail` and `mailbox` iterate over. A cancelled wait loses nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Self
+
+from aworld_runtime.bus.base import Mail
+from aworld_runtime.bus.redis.follow import Follower
+from aworld_runtime.bus.redis.scripts import Entry
+from aworld_runtime.errors import EventError
+from aworld_runtime.events import Event
+
+logger = logging.getLogger(__name__)
+
+Decode = Callable[[Entry], Event]
+
+
+class Tail:
+    """Iterates over a log; waits at its end."""
+
+    def __init__(self, follower: Follower, decode: Decode) -> None:
+        self._follower = follower
+        self._decode = decode
+        self._read: deque[Entry] = deque()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        if not self._read:
+            self._read.extend(await self._follower.next())
+        return self._decode(self._read.popleft())
+
+
+class Mailbox:
+    """Iterates over a log's mail: what is there, then what comes; each mail once."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        log: str,
+        decode: Decode,
+        bury: Callable[[Entry, str], Awaitable[None]],
+    ) -> None:
+        self._follower = follower
+        self._log = log
+        self._decode = decode
+        self._bury = bury
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Mail]:
+        while True:
+            found: list[Mail] = []
+            unreadable: list[tuple[Entry, EventError]] = []
+            for entry in await self._follower.next():
+                try:
+                    found.append(Mail(entry[0].decode(), self._log, self._decode(entry)))
+                except EventError as error:
+                    unreadable.append((entry, error))
+            for entry, error in unreadable:
+                await self._bury(entry, f"{type(error).__name__}: {error} (mail to {self._log})")
+            if found:
+                return found

@@ -1,0 +1,472 @@
+"""Every change of more than one key, as a typed function over one Lua script.
+
+In each, the first command that needs memory comes before any change: a full server refuses it as a
+whole, while reading and acknowledging go on. Work is settled, renewed and given back only by who
+holds it; the server's clock decides what is due. Scripts marked `merges` take many calls at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
+
+from aworld_runtime.bus.redis.keys import GROUP, LogKeys, QueueKeys
+from aworld_runtime.bus.redis.link import Link, Script
+from aworld_runtime.bus.redis.wire import Argument, Command, Reply
+
+BODY = b"e"
+"""Field of a stream entry: the encoded event."""
+FAILURES = b"f"
+"""Field of a work entry that failed before: how often."""
+DELIVERIES = b"d"
+"""Field of a work entry that failed before, or of a dead letter: how often it was delivered."""
+REASON = b"r"
+"""Field of a dead letter."""
+MAIL_TTL_S = 24 * 3600
+"""Life of mail for a log that isn't there (yet, or any more)."""
+REPLY_TTL_S = 60
+"""Life of a reply; who waits for it looks every second."""
+STAGING_TTL_S = 300
+PROMOTE = 100
+"""Most delayed events moved at once."""
+
+Entry = tuple[bytes, list[bytes]]
+"""Id and fields of a stream entry."""
+
+# --- logs and mail ---------------------------------------------------------------------------------
+
+_APPEND = Script(
+    """
+local results, a = {}, 1
+for k = 1, #KEYS, 3 do
+  local log, mail, feed = KEYS[k], KEYS[k + 1], KEYS[k + 2]
+  local name, expected, fork = ARGV[a], tonumber(ARGV[a + 1]), ARGV[a + 2] == '1'
+  local bodies, acks = tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
+  local first = a + 5
+  a = first + bodies + acks
+  local top = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
+  local last = top and tonumber(string.match(top[1], '%d+')) or 0
+  if last ~= expected and not (fork and not top) then
+    results[#results + 1] = -1 - last
+  else
+    for i = 1, bodies do
+      redis.call('XADD', log, (expected + i) .. '-0', 'e', ARGV[first + i - 1])
+    end
+    if bodies > 0 then
+      redis.call('XADD', feed, '*', 'l', name, 'a', expected + 1, 'z', expected + bodies)
+      redis.call('PUBLISH', log, '')
+      if not top then redis.call('PERSIST', mail) end
+    end
+    for i = first + bodies, a - 1 do redis.call('XDEL', mail, ARGV[i]) end
+    results[#results + 1] = expected + bodies
+  end
+end
+return results
+""",
+    merges=True,
+)
+
+
+async def append(
+    link: Link,
+    keys: LogKeys,
+    name: str,
+    expected_seq: int,
+    bodies: Sequence[bytes],
+    *,
+    fork: bool,
+    acks: Sequence[str],
+) -> int:
+    """Add `bodies` after `expected_seq` and free mail. The new last seq, or -1 - the last seq there is."""
+    arguments: list[Argument] = [
+        name,
+        str(expected_seq),
+        "1" if fork else "0",
+        str(len(bodies)),
+        str(len(acks)),
+        *bodies,
+        *acks,
+    ]
+    return cast("int", await link.run_script(_APPEND, keys, arguments))
+
+
+_STAGE = Script(
+    """
+for i = 2, #ARGV do
+  redis.call('XADD', KEYS[1], (tonumber(ARGV[1]) + i - 2) .. '-0', 'e', ARGV[i])
+end
+redis.call('EXPIRE', KEYS[1], 300)
+"""
+)
+
+
+async def stage(link: Link, staging: bytes, first_seq: int, bodies: Sequence[bytes]) -> None:
+    """Add to a log that is being put together."""
+    await link.run_script(_STAGE, (staging,), (str(first_seq), *bodies))
+
+
+_UNSTAGE = Script(
+    """
+if redis.call('EXISTS', KEYS[2]) == 1 then
+  redis.call('UNLINK', KEYS[1])
+  return 0
+end
+redis.call('PERSIST', KEYS[1])
+redis.call('RENAME', KEYS[1], KEYS[2])
+redis.call('PERSIST', KEYS[3])
+redis.call('PUBLISH', KEYS[2], '')
+return 1
+"""
+)
+
+
+async def unstage(link: Link, staging: bytes, keys: LogKeys) -> None:
+    """Make it the log, unless there is one."""
+    await link.run_script(_UNSTAGE, (staging, keys.log, keys.mail), ())
+
+
+_SEND_MAIL = Script(
+    """
+for k = 1, #KEYS, 2 do
+  redis.call('XADD', KEYS[k], '*', 'e', ARGV[(k + 1) / 2])
+  if redis.call('EXISTS', KEYS[k + 1]) == 0 then redis.call('EXPIRE', KEYS[k], 86400) end
+  redis.call('PUBLISH', KEYS[k], '')
+end
+""",
+    merges=True,
+)
+
+
+async def send_mail(link: Link, keys: LogKeys, body: bytes) -> None:
+    """Add mail for the owner of a log, and hint."""
+    await link.run_script(_SEND_MAIL, (keys.mail, keys.log), (body,))
+
+
+# --- queues ----------------------------------------------------------------------------------------
+
+_PUT = Script(
+    """
+for k = 1, #KEYS do redis.call('XADD', KEYS[k], '*', 'e', ARGV[k]) end
+""",
+    merges=True,
+)
+
+
+async def put(link: Link, keys: QueueKeys, body: bytes) -> None:
+    """Add work that is due."""
+    await link.run_script(_PUT, (keys.work,), (body,))
+
+
+_NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
+
+_DELAY = Script(
+    _NOW + "redis.call('ZADD', KEYS[1], now + 1 + ARGV[1], '0 0 ' .. ARGV[2])",
+)
+
+
+async def delay(link: Link, keys: QueueKeys, body: bytes, delay_ms: int) -> None:
+    """Add work that is due later."""
+    await link.run_script(_DELAY, (keys.delayed,), (str(delay_ms), body))
+
+
+_PROMOTE = Script(
+    _NOW
+    + """
+local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, ARGV[1])
+for _, member in ipairs(due) do
+  local f, d, body = string.match(member, '^(%d+) (%d+) (.*)$')
+  redis.call('XADD', KEYS[1], '*', 'e', body, 'f', f, 'd', d)
+  redis.call('ZREM', KEYS[2], member)
+end
+local next = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+return next[2] and math.max(0, next[2] - now) or -1
+"""
+)
+
+
+def promote_command(keys: QueueKeys) -> Command:
+    """Move delayed work that is due. Replies with the milliseconds until more is, or -1."""
+    return _PROMOTE.command((keys.work, keys.delayed), (str(PROMOTE),))
+
+
+async def promote(link: Link, keys: QueueKeys) -> int:
+    """The same over a link."""
+    reply = await link.run_script(_PROMOTE, (keys.work, keys.delayed), (str(PROMOTE),))
+    return cast("int", reply)
+
+
+_CLAIM = Script(
+    """
+local found, start = {}, '0-0'
+repeat
+  local page = redis.call('XAUTOCLAIM', KEYS[1], 'g', ARGV[1], ARGV[2], start, 'COUNT',
+    ARGV[3] - #found)
+  start = page[1]
+  for _, entry in ipairs(page[2]) do
+    entry[3] = redis.call('XPENDING', KEYS[1], 'g', entry[1], entry[1], 1)[1][4]
+    found[#found + 1] = entry
+  end
+until start == '0-0' or #found >= tonumber(ARGV[3])
+return found
+"""
+)
+
+
+def claim_command(keys: QueueKeys, consumer: str, lease_ms: int, count: int) -> Command:
+    """Take over work whose lease ran out. Replies with [id, fields, deliveries] of each."""
+    return _CLAIM.command((keys.work,), (consumer, str(lease_ms), str(count)))
+
+
+def read_command(keys: QueueKeys, consumer: str, count: int, block_ms: int | None) -> Command:
+    """Take new work; waits for some unless `block_ms` is None."""
+    block = (b"BLOCK", str(block_ms)) if block_ms is not None else ()
+    head = (b"XREADGROUP", b"GROUP", GROUP, consumer, b"COUNT", str(count))
+    return (*head, *block, b"STREAMS", keys.work, b">")
+
+
+_JOIN = Script(
+    """
+if redis.call('EXISTS', KEYS[1]) == 0 or #redis.call('XINFO', 'GROUPS', KEYS[1]) == 0 then
+  redis.call('XGROUP', 'CREATE', KEYS[1], 'g', '0', 'MKSTREAM')
+end
+for _, c in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], 'g')) do
+  if c[4] == 0 and c[6] > 3600000 then redis.call('XGROUP', 'DELCONSUMER', KEYS[1], 'g', c[2]) end
+end
+"""
+)
+
+
+def join_command(keys: QueueKeys) -> Command:
+    """Make sure of the group, and forget consumers that are long gone and hold nothing.
+
+    From the beginning: what is settled is deleted, so what stands there is what is to be done.
+    """
+    return _JOIN.command((keys.work,), ())
+
+
+_HOLDS = """
+local function held(id)
+  local found = redis.pcall('XPENDING', KEYS[1], 'g', id, id, 1, ARGV[1])
+  return not found.err and found[1]
+end
+"""
+
+_LEAVE = Script(
+    """
+local left = redis.pcall('XPENDING', KEYS[1], 'g', '-', '+', 1, ARGV[1])
+if not left.err and #left == 0 then redis.call('XGROUP', 'DELCONSUMER', KEYS[1], 'g', ARGV[1]) end
+"""
+)
+
+
+async def leave(link: Link, keys: QueueKeys, consumer: str) -> None:
+    """Forget a consumer that holds nothing."""
+    await link.run_script(_LEAVE, (keys.work,), (consumer,))
+
+
+_RELEASE = Script(
+    _HOLDS
+    + """
+for i = 2, #ARGV, 2 do
+  local entry = held(ARGV[i])
+  if entry then
+    redis.call('XCLAIM', KEYS[1], 'g', ARGV[1], 0, ARGV[i], 'IDLE', 86400000,
+      'RETRYCOUNT', entry[4] - ARGV[i + 1], 'JUSTID')
+  end
+end
+"""
+)
+
+
+async def release(
+    link: Link, keys: QueueKeys, consumer: str, ids: Iterable[tuple[bytes, bool]]
+) -> None:
+    """Give work back at once. With each id, whether anybody has seen it: else that was no delivery."""
+    flags = [part for entry_id, seen in ids for part in (entry_id, "0" if seen else "1")]
+    if flags:
+        await link.run_script(_RELEASE, (keys.work,), (consumer, *flags))
+
+
+RENEW = (
+    _HOLDS
+    + """
+local lost = {}
+for i = 3, #ARGV do
+  if not held(ARGV[i]) then
+    lost[#lost + 1] = ARGV[i]
+  elseif ARGV[2] == '1' then
+    redis.call('XCLAIM', KEYS[1], 'g', ARGV[1], 0, ARGV[i], 'JUSTID')
+  end
+end
+return lost
+"""
+)
+"""For the heartbeat: KEYS work; ARGV consumer, 1 to renew or 0 to look only, ids. Returns the lost ones.
+JUSTID leaves delivery counts alone; only the holder renews, so a process that was stopped can't take
+back what others took over."""
+
+_ACK = Script(
+    """
+local results = {}
+for k = 1, #KEYS do
+  local id = ARGV[2 * k]
+  local held = redis.pcall('XPENDING', KEYS[k], 'g', id, id, 1, ARGV[2 * k - 1])
+  if held.err or not held[1] then
+    results[k] = 0
+  else
+    redis.call('XACK', KEYS[k], 'g', id)
+    results[k] = redis.call('XDEL', KEYS[k], id)
+  end
+end
+return results
+""",
+    merges=True,
+)
+
+
+async def ack(link: Link, keys: QueueKeys, consumer: str, entry_id: bytes) -> bool:
+    """Settle as done; False if it was no longer this consumer's."""
+    return bool(await link.run_script(_ACK, (keys.work,), (consumer, entry_id)))
+
+
+_FAIL = Script(
+    _NOW
+    + _HOLDS
+    + """
+if not held(ARGV[2]) then return 0 end
+local body = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])[1][2][2]
+local deliveries, failures, wait, reason = ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
+if wait < 0 then
+  redis.call('XADD', KEYS[3], '*', 'e', body, 'r', reason, 'd', deliveries)
+elseif wait == 0 then
+  redis.call('XADD', KEYS[1], '*', 'e', body, 'f', failures, 'd', deliveries)
+else
+  redis.call('ZADD', KEYS[2], now + 1 + wait, failures .. ' ' .. deliveries .. ' ' .. body)
+end
+redis.call('XACK', KEYS[1], 'g', ARGV[2])
+redis.call('XDEL', KEYS[1], ARGV[2])
+return 1
+"""
+)
+
+
+class Held(NamedTuple):
+    """One piece of work as its holder knows it."""
+
+    consumer: str
+    id: bytes
+    deliveries: int
+    failures: int
+
+
+async def again(link: Link, keys: QueueKeys, held: Held, delay_ms: int) -> bool:
+    """Settle as failed once more, to be delivered after a while; False if it was no longer held."""
+    failures = str(held.failures + 1)
+    arguments = (held.consumer, held.id, str(held.deliveries), failures, str(delay_ms), "")
+    return bool(await link.run_script(_FAIL, keys, arguments))
+
+
+async def bury(link: Link, keys: QueueKeys, held: Held, reason: str) -> bool:
+    """Settle as dead; False if it was no longer held."""
+    arguments = (held.consumer, held.id, str(held.deliveries), str(held.failures), "-1", reason)
+    return bool(await link.run_script(_FAIL, keys, arguments))
+
+
+_REQUEUE = Script(
+    """
+local entry = redis.call('XRANGE', KEYS[2], ARGV[1], ARGV[1])[1]
+if not entry then return 0 end
+redis.call('XADD', KEYS[1], '*', 'e', entry[2][2])
+return redis.call('XDEL', KEYS[2], ARGV[1])
+"""
+)
+
+
+async def requeue(link: Link, keys: QueueKeys, letter_id: str) -> bool:
+    """Make work of a dead letter; False if there is none."""
+    return bool(await link.run_script(_REQUEUE, (keys.work, keys.dead), (letter_id,)))
+
+
+async def bury_mail(link: Link, mail: bytes, dead: bytes, entry: Entry, reason: str) -> None:
+    """Move mail that can't be read to the dead letters: in two steps, as they may stand on two nodes."""
+    entry_id, fields = entry
+    await link.call(b"XADD", dead, b"*", BODY, fields[1], REASON, reason, DELIVERIES, b"1")
+    await link.call(b"XDEL", mail, entry_id)
+
+
+# --- replies and nodes -----------------------------------------------------------------------------
+
+_REPLY = Script(
+    """
+redis.call('SET', KEYS[1], ARGV[1], 'NX', 'EX', ARGV[2])
+redis.call('PUBLISH', KEYS[1], ARGV[1])
+"""
+)
+
+
+async def reply(link: Link, key: bytes, body: bytes) -> None:
+    """Leave a reply and hint with it. The first one counts."""
+    await link.run_script(_REPLY, (key,), (body, str(REPLY_TTL_S)))
+
+
+_ANNOUNCE = Script(
+    _NOW
+    + """
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f ', now + ARGV[2]) .. ARGV[3])
+if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+"""
+)
+
+
+async def announce(link: Link, key: bytes, name: str, body: bytes, ttl_ms: int) -> None:
+    """Write a node down until its time runs out."""
+    await link.run_script(_ANNOUNCE, (key,), (name, str(ttl_ms), body))
+
+
+_NODES = Script(
+    _NOW
+    + """
+local all, present = redis.call('HGETALL', KEYS[1]), {}
+for i = 1, #all, 2 do
+  local expiry, body = string.match(all[i + 1], '^(%d+) (.*)$')
+  if tonumber(expiry) > now then
+    present[#present + 1] = body
+  else
+    redis.call('HDEL', KEYS[1], all[i])
+  end
+end
+return present
+"""
+)
+
+
+async def nodes(link: Link, key: bytes) -> list[bytes]:
+    """The nodes whose time has not run out."""
+    return cast("list[bytes]", await link.run_script(_NODES, (key,), ()))
+
+
+SCRIPTS = (
+    _APPEND,
+    _STAGE,
+    _UNSTAGE,
+    _SEND_MAIL,
+    _PUT,
+    _DELAY,
+    _PROMOTE,
+    _CLAIM,
+    _JOIN,
+    _LEAVE,
+    _RELEASE,
+    _ACK,
+    _FAIL,
+    _REQUEUE,
+    _REPLY,
+    _ANNOUNCE,
+    _NODES,
+)
+"""Loaded on every new connection."""
+
+
+def entries(reply: Reply) -> list[Entry]:
+    """The entries in the reply of XRANGE."""
+    return [(entry_id, fields) for entry_id, fields in reply]

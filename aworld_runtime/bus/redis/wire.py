@@ -1,0 +1,250 @@
+"""One connection to the server: where it is, how to get there, send bytes, read replies.
+
+redis-py connects, authenticates and speaks TLS; its own reading and retrying are left out. Nothing
+here is sent twice, and whoever is cancelled or too late in the middle of an exchange loses the
+connection, never the order of replies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import anyio
+import hiredis
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    parse_url,
+)
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
+
+from aworld_runtime.errors import ConfigError
+
+CONNECT_S = 4.0
+"""Seconds for connecting, authenticating and loading the scripts."""
+REPLY_S = 5.0
+"""Seconds without a reply after which a connection counts as dead."""
+OUTAGE_S = 30.0
+"""Default of `?outage_s=`: how long a call waits for a server that is away."""
+READ_BYTES = 256 * 1024
+SERVER_OPTIONS = {"db"}
+"""Query parameters that redis-py understands and that make sense here, beside `ssl_…`."""
+MISSING = object()
+_pack_command = cast("Callable[[tuple[bytes | str, ...]], bytes]", hiredis.pack_command)
+
+Argument: TypeAlias = bytes | str
+Command: TypeAlias = Sequence[Argument]
+Reply: TypeAlias = Any
+"""What hiredis makes of a reply: bytes, int, None, a list of replies, or a `ReplyError`."""
+
+
+class Unreachable(Exception):
+    """No connection, or it broke. The outcome of what was sent is unknown."""
+
+
+class ReplyError(Exception):
+    """An error reply."""
+
+    @property
+    def code(self) -> str:
+        """Its first word: OOM, NOSCRIPT, NOGROUP, ..."""
+        return str(self).partition(" ")[0]
+
+
+@dataclass(frozen=True)
+class Address:
+    """A bus URL, taken apart."""
+
+    url: str
+    """Without the password, for messages."""
+    server_url: str
+    """As redis-py takes it."""
+    namespace: str = "aworld"
+    outage_s: float = OUTAGE_S
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Take `?namespace=` and `?outage_s=` out of `url`.
+
+        Raises:
+            ConfigError: an unknown parameter, or a wrong value.
+        """
+        parts = urlsplit(url)
+        query = dict(parse_qsl(parts.query))
+        public = hide_password(url)
+        namespace = query.pop("namespace", "aworld")
+        outage_s = query.pop("outage_s", str(OUTAGE_S))
+        for name in query:
+            if name not in SERVER_OPTIONS and not name.startswith("ssl_"):
+                raise ConfigError(
+                    f"bus {public}: unknown parameter {name!r}; allowed are namespace, outage_s, db"
+                    " and ssl_…"
+                )
+        # Not urlunsplit: it makes unix:/path of unix:///path.
+        options = "?" + urlencode(query) if query else ""
+        server_url = f"{parts.scheme}://{parts.netloc}{parts.path}{options}"
+        try:
+            parse_url(server_url)
+            return cls(public, server_url, namespace, float(outage_s))
+        except ValueError as error:
+            raise ConfigError(f"bus {public}: {error}") from error
+
+
+def hide_password(url: str) -> str:
+    """The URL as it may be shown."""
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    name, colon, _ = user.partition(":")
+    return url.replace(parts.netloc, f"{name}:***{at}{host}", 1) if colon else url
+
+
+class Wire(AbstractConnection):
+    """A connected socket and its replies. Made by `dial`."""
+
+    _replies: hiredis.Reader
+
+    async def open(self) -> None:
+        """Connect and authenticate."""
+        await self.connect()
+        self._replies = hiredis.Reader(replyError=ReplyError, notEnoughData=MISSING)
+
+    async def exchange(
+        self, packed: bytes, replies: int, *, patience_s: float = REPLY_S
+    ) -> list[Reply]:
+        """Send commands and read so many replies.
+
+        Raises:
+            Unreachable: the connection broke, or nothing came for `patience_s`.
+        """
+        # Aborting by timer needs no cancellation, which a dying connection can swallow.
+        timer = asyncio.get_running_loop().call_later(patience_s, self.drop)
+        try:
+            await self.send(packed)
+            found: list[Reply] = []
+            while len(found) < replies:
+                found.append(await self.receive())
+            return found
+        except BaseException:
+            self.drop()
+            raise
+        finally:
+            timer.cancel()
+
+    async def send(self, packed: bytes) -> None:
+        """Send commands; `Unreachable` if the connection is gone."""
+        try:
+            if self._writer is None:
+                raise Unreachable("not connected")
+            self._writer.write(packed)
+            await self._writer.drain()
+        except OSError as error:
+            raise Unreachable(str(error) or type(error).__name__) from error
+
+    async def receive(self) -> Reply:
+        """The next reply; `Unreachable` if the connection is gone."""
+        try:
+            while (reply := self._replies.gets()) is MISSING:
+                if self._reader is None:
+                    raise Unreachable("the connection was closed")
+                data = await self._reader.read(READ_BYTES)
+                if not data:
+                    raise Unreachable("the server closed the connection, or did not answer in time")
+                self._replies.feed(data)
+        except (OSError, hiredis.ProtocolError) as error:
+            raise Unreachable(str(error) or type(error).__name__) from error
+        return reply
+
+    def drop(self) -> None:
+        """Close at once, with a reset: a stalled server then throws away what it has not read yet."""
+        if self._writer is None:
+            return
+        wire = self._writer.get_extra_info("socket")
+        if wire is not None and wire.family != socket.AF_UNIX:
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._writer.transport.abort()
+        self._parser.on_disconnect()
+        self._reader = self._writer = None
+
+    async def close(self) -> None:
+        """Close in peace."""
+        try:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(1.0):
+                await self.disconnect()
+        except (OSError, RedisError):
+            self.drop()
+
+
+class TcpWire(Wire, Connection):
+    """`redis://`."""
+
+
+class TlsWire(Wire, SSLConnection):
+    """`rediss://`."""
+
+
+class UnixWire(Wire, UnixDomainSocketConnection):
+    """`unix://`."""
+
+
+WIRES: Mapping[type[AbstractConnection], type[Wire]] = {
+    Connection: TcpWire,
+    SSLConnection: TlsWire,
+    UnixDomainSocketConnection: UnixWire,
+}
+
+
+async def dial(
+    address: Address, prologue: Sequence[Command] = (), *, patience_s: float = CONNECT_S
+) -> tuple[Wire, list[Reply]]:
+    """A connection, and the replies to `prologue`, sent first.
+
+    Raises:
+        Unreachable: not within `patience_s`, or the server isn't ready.
+        ConfigError: it doesn't know user or password.
+    """
+    options = cast("dict[str, Any]", parse_url(address.server_url))
+    make = WIRES[options.pop("connection_class", Connection)]
+    wire = make(
+        **options,
+        protocol=2,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=None,
+        socket_connect_timeout=patience_s,
+        driver_info=None,
+    )
+    replies: list[Reply] = []
+    try:
+        with anyio.fail_after(patience_s):
+            await wire.open()
+            if prologue:
+                replies = await wire.exchange(pack(prologue), len(prologue))
+    except (AuthenticationError, AuthorizationError) as error:
+        wire.drop()
+        raise ConfigError(f"bus {address.url}: {error}: check user and password") from error
+    except (RedisError, OSError) as error:
+        wire.drop()
+        message = str(error) or f"no answer within {patience_s:.1f} s"
+        raise Unreachable(message.rstrip(".")) from error
+    except BaseException:
+        wire.drop()
+        raise
+    for reply in replies:
+        if isinstance(reply, ReplyError):
+            wire.drop()
+            raise Unreachable(str(reply))
+    return wire, replies
+
+
+def pack(commands: Iterable[Command]) -> bytes:
+    """Commands as they go over the wire."""
+    return b"".join([_pack_command(tuple(command)) for command in commands])
