@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import random
 import uuid
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Protocol
 
 from pydantic import JsonValue, TypeAdapter
@@ -20,6 +21,9 @@ from pydantic import JsonValue, TypeAdapter
 from aworld_runtime import errors
 from aworld_runtime.errors import ConfigError, DivergenceError, ModelError
 from aworld_runtime.events import (
+    DeliveryDeadLettered,
+    DeliveryHandled,
+    EpisodeFinished,
     EpisodeRequested,
     Event,
     EventData,
@@ -59,6 +63,10 @@ class Journal:
     def __init__(self, recorded: Sequence[Event] = ()) -> None:
         self._emitted = deque(e for e in recorded if not isinstance(e.data, ANSWERS))
         self._answers = {e.correlation_id: e for e in recorded if isinstance(e.data, ANSWERS)}
+        self.divergence: DivergenceError | None = None
+        """The first; kept, because a handler may swallow the exception."""
+        self.unanswered = False
+        """The handler asked for something outside, and the record ends there."""
 
     def match(self, event: Event) -> Event | None:
         """The recorded event that `event` repeats; None where the record has ended.
@@ -70,16 +78,37 @@ class Journal:
             return None
         recorded = self._emitted.popleft()
         if comparable(recorded) != comparable(event):
-            raise divergence(recorded, event)
+            raise self.remember(divergence(recorded, event))
         return recorded
+
+    def remember(self, error: DivergenceError) -> DivergenceError:
+        self.divergence = self.divergence or error
+        return error
+
+    def check(self) -> None:
+        """To be called when the handler is done.
+
+        Raises:
+            DivergenceError: it strayed from its record, or did less.
+        """
+        if self.divergence is not None:
+            raise self.divergence
+        if self._emitted:
+            raise divergence(self._emitted[0], None)
 
     def answer(self, request_id: str) -> Event | None:
         return self._answers.get(request_id)
 
-    @property
-    def rest(self) -> Event | None:
-        """The first recorded emission that was not repeated."""
-        return self._emitted[0] if self._emitted else None
+
+def journals(events: Iterable[Event]) -> dict[tuple[str, str], list[Event]]:
+    """What each handler invocation recorded, by its role and the id of the event it handled."""
+    recorded: dict[tuple[str, str], list[Event]] = defaultdict(list)
+    for event in events:
+        if event.causation_id is not None and not isinstance(
+            event.data, DeliveryHandled | DeliveryDeadLettered
+        ):
+            recorded[event.role, event.causation_id].append(event)
+    return recorded
 
 
 def comparable(event: Event) -> dict[str, Any]:
@@ -128,9 +157,9 @@ class Context:
         self._unsaved: list[Event] = []
         self._values = 0
         self._random: random.Random | None = None
-        self._trajectory: TrajectoryFold | None = None
+        self._ended = False
 
-    @property
+    @cached_property
     def history(self) -> tuple[Event, ...]:
         """All events up to the delivered one, and later ones that the role's own earlier handlers caused.
 
@@ -144,14 +173,13 @@ class Context:
             own = [e for e in own if e.causation_id in causes]
         return (*earlier, self.event, *own)
 
-    @property
+    @cached_property
     def trajectory(self) -> TrajectoryFold:
         """The role's turns so far, and what it has not seen yet."""
-        if self._trajectory is None:
-            self._trajectory = TrajectoryFold(self.role)
-            for event in self.history:
-                self._trajectory.add(event)
-        return self._trajectory
+        fold = TrajectoryFold(self.role)
+        for event in self.history:
+            fold.add(event)
+        return fold
 
     def emit(
         self,
@@ -161,7 +189,14 @@ class Context:
         correlation_id: str | None = None,
         trust: Trust = "system",
     ) -> Event:
-        """Add an event to what this handler commits. `trust="model"` for what a model said."""
+        """Add an event to what this handler commits. `trust="model"` for what a model said.
+
+        Raises:
+            ValueError: this handler has ended the episode; nothing follows `episode.finished`.
+        """
+        if self._ended:
+            raise ValueError(f"{self.role} emitted {data.type} after episode.finished")
+        self._ended = isinstance(data, EpisodeFinished)
         event = self._event(data, to=to, correlation_id=correlation_id, trust=trust)
         recorded = self.journal.match(event)
         if recorded is not None:
@@ -184,7 +219,11 @@ class Context:
 
         Raises:
             ModelError: the call failed; recorded too.
+            ConfigError: neither the agent nor the run gives this role a model.
         """
+        asked = self._models.get(self.role) or self._models.get("*") or model
+        if asked is None:
+            raise ConfigError(f"agent {self.role!r} has no model: give it llm=LLMClient(...)")
         fold = self.trajectory
         pending = fold.pending
         if fold.turns:
@@ -201,11 +240,9 @@ class Context:
             )
             >> 1
         )
-        spec = self._models.get(self.role) or self._models.get("*")
-        name = spec.model if spec else model.name if model else ""
         requested = self.emit(
             ModelRequested(
-                model=name,
+                model=asked.model if isinstance(asked, ModelSpec) else asked.name,
                 prompt_sha256=hashlib.sha256(
                     _PROMPT.dump_json((messages, tuple(tools)))
                 ).hexdigest(),
@@ -222,12 +259,10 @@ class Context:
         if answer is None:
             if self._world is None:
                 raise self._unrecorded("called a model", requested)
-            chat = self._world.connect(spec) if spec else model
-            if chat is None:
-                raise ConfigError(f"agent {self.role!r} has no model: give it llm=LLMClient(...)")
             await self._world.commit(self.take_unsaved())
             answer = await self._ask(
-                chat,
+                self._world,
+                asked,
                 requested,
                 ModelRequest(
                     messages=messages,
@@ -255,6 +290,7 @@ class Context:
         recorded = self.journal.answer(key)
         if recorded is None:
             if self._world is None:
+                self.journal.unanswered = True
                 raise self._unrecorded(
                     f"asked for a value ({kind})", self._event(ValueRecorded(kind=kind))
                 )
@@ -264,7 +300,7 @@ class Context:
             self._unsaved.append(recorded)
         data = recorded.data
         if not isinstance(data, ValueRecorded) or data.kind != kind:
-            raise divergence(recorded, self._event(ValueRecorded(kind=kind)))
+            raise self.journal.remember(divergence(recorded, self._event(ValueRecorded(kind=kind))))
         return data.value
 
     async def now(self) -> datetime:
@@ -291,12 +327,18 @@ class Context:
         unsaved, self._unsaved = self._unsaved, []
         return unsaved
 
-    async def _ask(self, chat: ChatModel, requested: Event, request: ModelRequest) -> Event:
+    async def _ask(
+        self,
+        world: World,
+        asked: ModelSpec | ChatModel,
+        requested: Event,
+        request: ModelRequest,
+    ) -> Event:
         try:
+            chat = world.connect(asked) if isinstance(asked, ModelSpec) else asked
             completion = await chat.complete(request)
-        except ModelError as error:
-            data: EventData = ModelFailed(error=type(error).__name__, message=str(error))
-            answer = self._event(data, correlation_id=requested.id)
+        except Exception as error:  # noqa: BLE001 - the boundary: a client's crash is recorded, so a replay repeats it
+            answer = self._event(_failure(error), correlation_id=requested.id)
         else:
             answer = self._event(
                 ModelCompleted.of(completion, self.trajectory.previous_ids),
@@ -309,11 +351,13 @@ class Context:
         return answer
 
     def _unrecorded(self, did: str, event: Event) -> DivergenceError:
-        return DivergenceError(
-            f"at seq {self.event.seq}, {self.role} {did}, which the record doesn't hold",
-            seq=self.event.seq,
-            recorded="(nothing)",
-            replayed=readable(event),
+        return self.journal.remember(
+            DivergenceError(
+                f"on seq {self.event.seq}, {self.role} {did}, which the record doesn't hold",
+                seq=self.event.seq,
+                recorded="(nothing)",
+                replayed=readable(event),
+            )
         )
 
     def _event(self, data: EventData, **metadata: Any) -> Event:
@@ -331,6 +375,13 @@ class Context:
             traceparent=cause.traceparent,
             **metadata,
         )
+
+
+def _failure(error: Exception) -> ModelFailed:
+    name = type(error).__name__
+    if isinstance(error, ModelError):
+        return ModelFailed(error=name, message=str(error))
+    return ModelFailed(error="ModelError", message=f"{name}: {error}")
 
 
 def _model_error(name: str) -> type[ModelError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import cast
 
 from pydantic import JsonValue
@@ -31,6 +32,8 @@ class EnvironmentNode:
                 return reward.model_dump(mode="json")
 
             reward = Reward.model_validate(await ctx.record("reward", score))
+            if not isfinite(reward.total):
+                raise ValueError(f"environment {reference!r} gave reward {reward.total}")
             ctx.emit(RewardGiven(reward=reward.total, breakdown=reward.breakdown))
         ctx.emit(EpisodeFinished(answer=answered.answer, reason=answered.reason))
 

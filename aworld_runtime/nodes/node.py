@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 from pydantic import JsonValue
 
-from aworld_runtime.errors import UnknownProgramError
+from aworld_runtime.errors import ConfigError, UnknownProgramError
 from aworld_runtime.events import Event
 from aworld_runtime.nodes.context import Context
 from aworld_runtime.tools.base import BaseTool
@@ -35,10 +35,21 @@ class Node(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Everything an episode runs, by role and by tool name."""
+    """Everything an episode runs, by role and by tool name.
+
+    Raises:
+        ConfigError: two nodes share a role, or a node and a tool a name: the log could not tell them apart.
+    """
 
     nodes: tuple[Node, ...]
     tools: Mapping[str, BaseTool] = field(default_factory=dict[str, BaseTool])
+
+    def __post_init__(self) -> None:
+        names = [*(node.role for node in self.nodes), *self.tools]
+        if shared := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(
+                f"name {', '.join(shared)} stands for two of this program's agents and tools: rename one"
+            )
 
 
 class Runnable(Protocol):
@@ -55,17 +66,26 @@ def load_program(
     The attribute is an agent or a swarm, or a function of `arguments` that returns one.
 
     Raises:
-        UnknownProgramError: it can't be imported, or is neither.
+        UnknownProgramError: it can't be imported, the function failed, or it is neither.
     """
     if reference in known:
         return known[reference].program()
+    if reference.startswith("local:"):
+        raise UnknownProgramError(
+            f"{reference!r} was an object of another process: name the program as module:attribute"
+        )
     found = load(reference)
     if isinstance(found, type) or not hasattr(found, "program"):
         if not callable(found):
             raise UnknownProgramError(
                 f"{reference!r} is a {type(found).__name__}; expected an agent, a swarm or a function"
             )
-        found = cast("Callable[..., object]", found)(**arguments)
+        try:
+            found = cast("Callable[..., object]", found)(**arguments)
+        except Exception as error:  # the boundary: user code
+            raise UnknownProgramError(
+                f"{reference!r} failed with {type(error).__name__}: {error}"
+            ) from error
     if not hasattr(found, "program"):
         raise UnknownProgramError(
             f"{reference!r} gave a {type(found).__name__}; expected an agent or a swarm"
@@ -90,6 +110,6 @@ def load(reference: str) -> object:
             found = getattr(found, name)
     except ImportError as error:
         raise UnknownProgramError(f"{reference!r}: can't import {module!r}: {error}") from error
-    except AttributeError as error:
-        raise UnknownProgramError(f"{reference!r}: {error}") from error
+    except Exception as error:  # the boundary: importing runs user code
+        raise UnknownProgramError(f"{reference!r}: {type(error).__name__}: {error}") from error
     return found

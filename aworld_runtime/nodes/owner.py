@@ -1,8 +1,8 @@
 """The owner of one episode: the only one that appends to its log.
 
     mail ───────────┐
-    handlers ───────┼──▶ commit (one append in flight, the rest joins the next) ──▶ accept ──┬─▶ inboxes ─▶ handlers
-    tool calls ─────┘                                                                        └─▶ tool calls
+    handlers ───────┼──▶ commit ──▶ save (one append in flight, the rest joins the next) ──▶ accept ──┬─▶ inboxes ─▶ handlers
+    tool calls ─────┘                                                                                └─▶ tool calls
 
 Effects follow their append: a tool starts once `tool.called` is in the log. Taking over is reading the log: what has no
 `delivery.handled` is handled again over its own record, and calls without an answer are made again under the same id.
@@ -11,18 +11,20 @@ Effects follow their append: a tool starts once `tool.called` is in the log. Tak
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import anyio
 from anyio.abc import TaskGroup
 
 from aworld_runtime.bus.base import Bus, Mail, read_all
-from aworld_runtime.errors import BusError, Fenced, ToolError
+from aworld_runtime.errors import Fenced, PayloadTooLargeError, ToolError
 from aworld_runtime.events import (
     DeliveryDeadLettered,
     DeliveryHandled,
+    EpisodeAnswered,
     EpisodeCancelled,
     EpisodeClaimed,
     EpisodeFinished,
@@ -42,10 +44,10 @@ from aworld_runtime.events import (
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.models.base import ChatModel
 from aworld_runtime.names import episode_log, tool_queue
-from aworld_runtime.nodes.context import Context, Journal
+from aworld_runtime.nodes.context import Context, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.tools.base import BaseTool, RemoteTool
-from aworld_runtime.tools.call import call
+from aworld_runtime.tools.call import call, cut
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,16 @@ class Inbox:
     node: Node
     waiting: deque[Event] = field(default_factory=deque[Event])
     busy: bool = False
+
+
+@dataclass
+class Commit:
+    """Events, and mail to acknowledge, that wait for their append."""
+
+    events: Sequence[Event]
+    acks: Sequence[Mail]
+    saved: anyio.Event = field(default_factory=anyio.Event)
+    error: PayloadTooLargeError | None = None
 
 
 class EpisodeOwner:
@@ -92,19 +104,20 @@ class EpisodeOwner:
         }
         self._journals: dict[tuple[str, str], list[Event]] = {}
         self._open_calls: dict[str, Event] = {}
+        self._closed_calls: set[str | None] = set()
         self._answered: dict[str, anyio.Event] = {}
         self._questions: set[str] = set()
         self._seen_mail: set[str] = set()
-        self._queued: list[Event] = []
-        self._queued_acks: list[Mail] = []
-        self._saved = anyio.Event()
+        self._commits: list[Commit] = []
         self._saving = False
         self._running = 0
         self._finished = anyio.Event()
         self._tasks: TaskGroup | None = None
 
-    async def run(self) -> EpisodeFinished:
+    async def run(self, *, refusal: str | None = None) -> EpisodeFinished:
         """Own the episode until it is finished; returns its last event's data.
+
+        `refusal` says why the episode can't run here: it is claimed only to end it with this reason.
 
         Raises:
             Fenced: another worker took it over (perhaps in an exception group).
@@ -113,6 +126,8 @@ class EpisodeOwner:
             self._tasks = tasks
             await self._claim()
             if not self._finished.is_set():
+                if refusal is not None:
+                    self._spawn(self._finish, "failed", refusal)
                 tasks.start_soon(self._receive, mail)
                 if self._requested.deadline is not None:
                     tasks.start_soon(self._watch_deadline)
@@ -124,28 +139,60 @@ class EpisodeOwner:
         return finished
 
     async def commit(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
-        """Append events and act on them. One append is in flight at a time; what comes meanwhile joins the next."""
-        if self._finished.is_set():
-            await anyio.sleep_forever()  # the log is closed: this handler is about to be cancelled
-        if not events and not acks:
-            return
-        self._queued += events
-        self._queued_acks += acks
-        saved = self._saved
-        if self._saving:
-            await saved.wait()
-            return
-        self._saving = True
-        while self._queued or self._queued_acks:
-            batch, self._queued = self._close_calls(self._queued), []
-            done, self._queued_acks = self._queued_acks, []
-            saved, self._saved = self._saved, anyio.Event()
-            last = await self._bus.append(self.log, len(self.events), batch, acks=done)
-            first = last - len(batch) + 1
-            for seq, event in enumerate(batch, first):
-                self._accept(event.at(seq))
-            saved.set()
+        """Append events and act on them. Who is cancelled while it waits has committed all the same.
+
+        Raises:
+            PayloadTooLargeError: an event above the cap; none of these is appended.
+        """
+        if not self._finished.is_set():
+            if not events and not acks:
+                return
+            commit = Commit(events, acks)
+            self._commits.append(commit)
+            if not self._saving:
+                self._saving = True
+                self._group.start_soon(self._save)
+            await commit.saved.wait()
+            if commit.error is not None:
+                raise commit.error
+        if self._finished.is_set():  # whoever gets here is about to be cancelled
+            await anyio.sleep_forever()
+
+    async def _save(self) -> None:
+        """Append what waits, until nothing does. A task of its own, so that no handler's fate is another's."""
+        while self._commits and not self._finished.is_set():
+            commits, self._commits = self._commits, []
+            try:
+                await self._append(commits)
+            except PayloadTooLargeError:
+                for commit in commits:
+                    await self._append_alone(commit)
+            for commit in commits:
+                commit.saved.set()
         self._saving = False
+        await self._end_if_quiescent()
+
+    async def _append_alone(self, commit: Commit) -> None:
+        """Find the one that is too large among several."""
+        try:
+            await self._append([commit])
+        except PayloadTooLargeError as error:
+            commit.error = error
+
+    async def _append(self, commits: Sequence[Commit]) -> None:
+        if self._finished.is_set():
+            return
+        batch = self._settle([event for commit in commits for event in commit.events])
+        acks = [mail for commit in commits for mail in commit.acks]
+        last = await self._bus.append(self.log, len(self.events), batch, acks=acks)
+        for seq, event in enumerate(batch, last - len(batch) + 1):
+            self._accept(event.at(seq))
+
+    @property
+    def _group(self) -> TaskGroup:
+        if self._tasks is None:
+            raise RuntimeError("run() has not been entered")
+        return self._tasks
 
     # --- claim and recovery ----------------------------------------------------------------------------------------
 
@@ -179,11 +226,12 @@ class EpisodeOwner:
             (e.data.subscriptions for e in events if isinstance(e.data, SubscriptionChanged)),
             self._subscriptions,
         )
-        handled = {(e.role, e.data.seq) for e in events if isinstance(e.data, DeliveryHandled)}
-        caused: dict[tuple[str, str], list[Event]] = defaultdict(list)
-        for event in events:
-            if event.causation_id is not None:
-                caused[event.role, event.causation_id].append(event)
+        handled = {
+            (e.role, e.data.seq)
+            for e, following in pairwise(events)
+            if isinstance(e.data, DeliveryHandled) and not self._cut_after(e, following, events)
+        }
+        recorded = journals(events)
         self._seen_mail = {e.id for e in events}
         calls: list[Event] = []
         for event in events:
@@ -192,16 +240,30 @@ class EpisodeOwner:
             for role in self._receivers(event):
                 if (role, event.seq) not in handled:
                     self._inboxes[role].waiting.append(event)
-                    if recorded := caused.get((role, event.id)):
-                        self._journals[role, event.id] = recorded
+                    if (role, event.id) in recorded:
+                        self._journals[role, event.id] = recorded[role, event.id]
             if isinstance(event.data, ToolCalled):
                 calls.append(event)
+            if isinstance(event.data, EpisodeCancelled):
+                self._spawn(self._finish, "cancelled", event.data.reason)
         for event in calls:
             if event.id in self._open_calls:
                 self._spawn(self._run_tool, event)
         for inbox in self._inboxes.values():
             self._wake(inbox)
         self._spawn(anyio.sleep, 0)  # where nothing was left to do, this finds out
+
+    @staticmethod
+    def _cut_after(handled: Event, following: Event, events: Sequence[Event]) -> bool:
+        """Whether `episode.finished` got lost behind it.
+
+        They come in one append, but a log that was restored from a store may end between them.
+        """
+        return (
+            isinstance(handled.data, DeliveryHandled)
+            and isinstance(events[handled.data.seq - 1].data, EpisodeAnswered)
+            and isinstance(following.data, EpisodeTakenOver)
+        )
 
     # --- after an append -------------------------------------------------------------------------------------------
 
@@ -224,6 +286,7 @@ class EpisodeOwner:
             case ToolReturned() | ToolFailed():
                 call_id = event.correlation_id or ""
                 self._open_calls.pop(call_id, None)
+                self._closed_calls.add(call_id)
                 if waiting := self._answered.pop(call_id, None):
                     waiting.set()
             case HumanAsked():
@@ -256,15 +319,17 @@ class EpisodeOwner:
             self._spawn(self._drain, inbox)
 
     def _spawn(self, work: Callable[..., object], *arguments: object) -> None:
-        if self._tasks is None:
-            raise RuntimeError("run() has not been entered")
         self._running += 1
-        self._tasks.start_soon(self._counted, work, arguments)
+        self._group.start_soon(self._counted, work, arguments)
 
     async def _counted(self, work: Callable[..., object], arguments: tuple[object, ...]) -> None:
         await work(*arguments)  # pyright: ignore[reportGeneralTypeIssues]
         self._running -= 1
-        if self._running == 0 and not self._questions and not self._finished.is_set():
+        await self._end_if_quiescent()
+
+    async def _end_if_quiescent(self) -> None:
+        in_flight = self._running or self._saving or self._questions
+        if not in_flight and not self._finished.is_set():
             await self._finish("quiescent", "nothing is in flight, and nobody has answered")
 
     # --- handlers --------------------------------------------------------------------------------------------------
@@ -288,8 +353,9 @@ class EpisodeOwner:
         )
         try:
             await node.handle(ctx, event)
-        except BusError:
-            raise  # not the agent's doing: this owner can't go on
+            ctx.journal.check()
+            handled = self._event(DeliveryHandled(seq=event.seq), role=node.role, cause=event)
+            await self.commit([*ctx.take_unsaved(), handled])
         except Exception as error:  # noqa: BLE001 - the boundary: an agent's crash becomes data
             logger.warning(
                 "%s: %s failed on %s (seq %d): %s",
@@ -299,20 +365,25 @@ class EpisodeOwner:
                 event.seq,
                 error,
             )
-            dead = DeliveryDeadLettered(
-                seq=event.seq, error=type(error).__name__, message=str(error), attempts=1
+            name = type(error).__name__
+            message = cut(str(error))
+            dead = DeliveryDeadLettered(seq=event.seq, error=name, message=message, attempts=1)
+            failed = EpisodeFinished(reason="failed", error=f"{node.role}: {name}: {message}")
+            await self.commit(
+                [
+                    *ctx.take_unsaved(),
+                    self._event(dead, role=node.role, cause=event),
+                    self._event(failed),
+                ]
             )
-            await self.commit([*ctx.take_unsaved(), self._event(dead, role=node.role, cause=event)])
-            await self._finish("failed", f"{node.role}: {type(error).__name__}: {error}")
-            return
-        handled = self._event(DeliveryHandled(seq=event.seq), role=node.role, cause=event)
-        await self.commit([*ctx.take_unsaved(), handled])
 
     # --- tools -----------------------------------------------------------------------------------------------------
 
     async def _run_tool(self, called: Event) -> None:
         if not isinstance(called.data, ToolCalled):
             raise TypeError(f"{called.type} is no tool call")
+        if self._finished.is_set():
+            return  # it was closed in the append that brought it
         tool = self._tools.get(called.data.call.name)
         if isinstance(tool, RemoteTool):
             await self._call_remote(tool, called)
@@ -336,27 +407,43 @@ class EpisodeOwner:
         if called.id in self._open_calls:
             await self.commit([answer_event(called, failure, source=f"{name}/{self._worker}")])
 
-    def _close_calls(self, batch: list[Event]) -> list[Event]:
-        """On any way out, every open call gets a result before the last event; nothing follows that one."""
-        for index, event in enumerate(batch):
-            if isinstance(event.data, EpisodeFinished):
-                answered = {e.correlation_id for e in batch[:index]}
-                closing = [
-                    answer_event(
-                        called,
-                        ToolFailed(
-                            name=called.data.call.name,
-                            error="Cancelled",
-                            message="the episode ended first",
-                        ),
-                        source=f"{called.data.call.name}/{self._worker}",
-                    )
-                    for called in [*self._open_calls.values(), *batch[:index]]
-                    if isinstance(called.data, ToolCalled) and called.id not in answered
-                ]
-                handled = [e for e in batch[index + 1 :] if isinstance(e.data, DeliveryHandled)]
-                return [*batch[:index], *closing, *handled, event]
-        return batch
+    def _settle(self, batch: Sequence[Event]) -> list[Event]:
+        """One answer per call; and on any way out, every open call gets one before the last event.
+
+        Nothing follows `episode.finished`: what others emitted meanwhile is dropped with their `delivery.handled`.
+        """
+        kept: list[Event] = []
+        answered: set[str | None] = set()
+        finished: Event | None = None
+        for event in batch:
+            if isinstance(event.data, ToolReturned | ToolFailed):
+                if event.correlation_id in answered or event.correlation_id in self._closed_calls:
+                    continue
+                answered.add(event.correlation_id)
+            if finished is None and isinstance(event.data, EpisodeFinished):
+                finished = event
+                kept += self._closing([*self._open_calls.values(), *kept], answered)
+            elif finished is None or (
+                isinstance(event.data, DeliveryHandled)
+                and (event.role, event.causation_id) == (finished.role, finished.causation_id)
+            ):
+                kept.append(event)
+        return kept if finished is None else [*kept, finished]
+
+    def _closing(self, events: Sequence[Event], answered: set[str | None]) -> list[Event]:
+        return [
+            answer_event(
+                event,
+                ToolFailed(
+                    name=event.data.call.name,
+                    error="Cancelled",
+                    message="the episode ended first",
+                ),
+                source=f"{event.data.call.name}/{self._worker}",
+            )
+            for event in events
+            if isinstance(event.data, ToolCalled) and event.id not in answered
+        ]
 
     # --- mail, deadline, end ---------------------------------------------------------------------------------------
 
@@ -372,10 +459,11 @@ class EpisodeOwner:
                 if event.id not in self._seen_mail and not late:
                     self._seen_mail.add(event.id)
                     fresh.append(event)
-            await self.commit(fresh, acks=batch)
             for event in fresh:
                 if isinstance(event.data, EpisodeCancelled):
-                    await self._finish("cancelled", event.data.reason)
+                    fresh.append(self._ended("cancelled", event.data.reason))
+                    break
+            await self.commit(fresh, acks=batch)
 
     async def _watch_deadline(self) -> None:
         deadline = self._requested.deadline
@@ -384,7 +472,10 @@ class EpisodeOwner:
             await self._finish("time_limit", f"deadline {deadline.isoformat()} has passed")
 
     async def _finish(self, reason: StopReason, error: str) -> None:
-        await self.commit([self._event(EpisodeFinished(reason=reason, error=error))])
+        await self.commit([self._ended(reason, error)])
+
+    def _ended(self, reason: StopReason, error: str) -> Event:
+        return self._event(EpisodeFinished(reason=reason, error=error))
 
     def _event(self, data: EventData, *, role: str = "worker", cause: Event | None = None) -> Event:
         requested = self._requested

@@ -19,11 +19,11 @@ from anyio.abc import TaskGroup
 
 from aworld_runtime.bus.base import Bus, Delivery, NodeInfo
 from aworld_runtime.errors import AWorldError, Fenced
-from aworld_runtime.events import EpisodeClaimed, EpisodeFinished, EpisodeRequested, Event, utc_now
+from aworld_runtime.events import EpisodeRequested, Event, utc_now
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.models.base import ChatModel
 from aworld_runtime.models.client import from_spec
-from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
+from aworld_runtime.names import EPISODES_QUEUE, run_log
 from aworld_runtime.nodes.node import Program, Runnable, load_program
 from aworld_runtime.nodes.owner import EpisodeOwner
 
@@ -50,7 +50,8 @@ class Worker:
         self.name = name
         self._bus = bus
         self._slots = slots
-        self._programs = programs or {}
+        # Not `or {}`: a runtime's own, which is empty now, fills up later.
+        self._programs: Mapping[str, Runnable] = {} if programs is None else programs
         self._version = version
         self._queue = queue
         self._loaded: dict[str, Program] = {}
@@ -101,12 +102,15 @@ class Worker:
 
     async def _own(self, delivery: Delivery) -> None:
         event = delivery.event
-        try:
-            program = self._load(event)
-        except AWorldError as error:
-            await self._refuse(event, error)
-            await delivery.ack()
+        if not isinstance(event.data, EpisodeRequested) or event.episode_id is None:
+            await delivery.dead_letter(f"expected episode.requested, got {event.type}")
             return
+        program, refusal = Program(nodes=()), None
+        try:
+            program = self._load(event.data)
+        except AWorldError as error:
+            logger.warning("episode %s can't run: %s", event.episode_id, error)
+            refusal = f"{type(error).__name__}: {error}"
         owner = EpisodeOwner(
             bus=self._bus,
             requested=event,
@@ -117,7 +121,8 @@ class Worker:
         )
         fenced = False
         try:
-            await owner.run()
+            # One that can't run here still ends, with the reason in its log: nobody waits for it in vain.
+            await owner.run(refusal=refusal)
         except* Fenced:
             fenced = True
         if fenced:
@@ -126,11 +131,8 @@ class Worker:
         await self._report(owner.events[-1])
         await delivery.ack()
 
-    def _load(self, event: Event) -> Program:
+    def _load(self, data: EpisodeRequested) -> Program:
         """The program of a request; kept, since most episodes of a run share one."""
-        data = event.data
-        if not isinstance(data, EpisodeRequested):
-            raise AWorldError(f"the queue holds {event.type}; expected episode.requested")
         if self._version and data.code_version and data.code_version != self._version:
             raise AWorldError(
                 f"worker {self.name} runs code version {self._version}, the episode wants {data.code_version}:"
@@ -149,30 +151,6 @@ class Worker:
         if spec not in self._models:
             self._models[spec] = from_spec(spec)
         return self._models[spec]
-
-    async def _refuse(self, event: Event, error: AWorldError) -> None:
-        """An episode that can't run here ends with the reason in its log, so that nobody waits for it."""
-        logger.warning("episode %s can't run: %s", event.episode_id, error)
-        log = episode_log(event.episode_id or event.id)
-        common = {
-            "run_id": event.run_id,
-            "task_id": event.task_id,
-            "group_id": event.group_id,
-            "episode_id": event.episode_id,
-            "attempt": event.attempt,
-            "causation_id": event.id,
-        }
-        finished = Event.of(
-            EpisodeFinished(reason="failed", error=f"{type(error).__name__}: {error}"),
-            source=f"worker/{self.name}",
-            **common,
-        )
-        claimed = Event.of(EpisodeClaimed(worker=self.name), source=f"worker/{self.name}", **common)
-        try:
-            await self._bus.append(log, 0, [event, claimed, finished])
-        except Fenced:
-            return  # it began elsewhere, and ends there
-        await self._report(finished)
 
     async def _report(self, finished: Event) -> None:
         """Tell the run. At least once: the run knows episodes by their id."""

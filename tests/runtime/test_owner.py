@@ -1,0 +1,441 @@
+"""The owner of an episode: order, ends, mail, and taking over at any point."""
+# ruff: noqa: ARG002 - nodes, tools and environments have given signatures
+
+import logging
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import anyio
+import pytest
+from pydantic import JsonValue
+
+from aworld_runtime import Agent, BaseTool
+from aworld_runtime.bus.base import Bus, read_all
+from aworld_runtime.bus.open import open_bus
+from aworld_runtime.errors import Fenced
+from aworld_runtime.events import (
+    REFUSE_ABOVE,
+    DeliveryDeadLettered,
+    DeliveryHandled,
+    EpisodeCancelled,
+    EpisodeFinished,
+    EpisodeTakenOver,
+    Event,
+    MessagePosted,
+    ModelCompleted,
+    ModelRequested,
+    RewardGiven,
+    ToolCalled,
+    ToolFailed,
+    ToolReturned,
+    utc_now,
+)
+from aworld_runtime.messages import ToolCall, ToolSpec
+from aworld_runtime.models.base import ModelRequest
+from aworld_runtime.models.scripted import Reply, ScriptedModel
+from aworld_runtime.names import episode_log
+from aworld_runtime.nodes.context import Context
+from aworld_runtime.nodes.node import Node, Program
+from aworld_runtime.nodes.owner import answer_event
+from aworld_runtime.nodes.tool_worker import ToolWorker
+from aworld_runtime.replay.replay import replay
+from aworld_runtime.tools.base import RemoteTool
+from aworld_runtime.trajectory import episode_of
+from tests.episodes import (
+    EXACT_MATCH,
+    Adder,
+    adding_program,
+    of_kind,
+    one,
+    owner_of,
+    request_episode,
+    run_episode,
+)
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Bus]:
+    async with open_bus("memory://") as opened:
+        yield opened
+
+
+class Sleeper(BaseTool):
+    """Never answers by itself."""
+
+    def __init__(self) -> None:
+        self.started = anyio.Event()
+
+    def get_schema(self) -> ToolSpec:
+        return ToolSpec(name="sleep")
+
+    async def run(self, **arguments: JsonValue) -> JsonValue:
+        self.started.set()
+        await anyio.sleep_forever()
+
+
+def sleeping_agent() -> tuple[Program, Sleeper]:
+    sleeper = Sleeper()
+    model = ScriptedModel([ToolCall(id="c1", name="sleep"), "done"])
+    return Agent("solver", llm=model, tools=[sleeper]).program(), sleeper
+
+
+async def test_swarm_answers_with_tools_and_is_scored(bus: Bus) -> None:
+    program, model, tool = adding_program()
+    requested = request_episode(environment=EXACT_MATCH, expected="checked: 100")
+    events = await run_episode(bus, requested, program)
+    episode = episode_of(events)
+    assert (episode.answer, episode.reason, episode.reward) == ("checked: 100", "answered", 1.0)
+    assert sorted(tool.ran) == [(10, 20), (30, 40), (30, 70)]
+    assert len(model.requests) == 4
+    assert events[-1].type == "episode.finished"
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+
+
+async def test_parallel_calls_are_all_answered_before_the_next_turn(bus: Bus) -> None:
+    program, model, _ = adding_program()
+    await run_episode(bus, request_episode(), program)
+    second = model.requests[1]
+    assert [m.role for m in second.messages] == ["system", "user", "assistant", *["tool"] * 3]
+    assert {m.tool_call_id for m in second.messages if m.role == "tool"} == {"c1", "c2", "c3"}
+
+
+async def test_unknown_tool_is_told_to_the_agent_which_goes_on(bus: Bus) -> None:
+    program, _, _ = adding_program()
+    events = await run_episode(bus, request_episode(), program)
+    failed = one(events, ToolFailed)
+    assert failed.error == "UnknownToolError"
+    assert failed.message == "no tool 'divide'; there are: add"
+
+
+async def test_malformed_call_is_told_to_the_agent_which_goes_on(bus: Bus) -> None:
+    model = ScriptedModel([ToolCall(id="c1", name="add", malformed='{"a": 1,'), "sorry"])
+    program = Agent("solver", llm=model, tools=[Adder()]).program()
+    events = await run_episode(bus, request_episode(), program)
+    assert one(events, ToolFailed).error == "ToolArgumentsError"
+    assert '{"a": 1,' in model.requests[1].messages[-1].content
+    assert one(events, EpisodeFinished).answer == "sorry"
+
+
+class Recorder:
+    """A role that notes the seqs it handles, and takes its time over each."""
+
+    role = "recorder"
+    subscriptions = ("tool.", "model.")
+
+    def __init__(self) -> None:
+        self.seqs: list[int] = []
+        self.busy = False
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        assert not self.busy
+        self.busy = True
+        for _ in range(event.seq % 3):
+            await anyio.lowlevel.checkpoint()
+        self.seqs.append(event.seq)
+        self.busy = False
+
+
+async def test_a_role_handles_one_delivery_at_a_time_in_seq_order(bus: Bus) -> None:
+    program, _, _ = adding_program()
+    recorder = Recorder()
+    program = Program(nodes=(*program.nodes, recorder), tools=program.tools)
+    events = await run_episode(bus, request_episode(), program)
+    subscribed = [e.seq for e in events if e.to is None and e.type.startswith(("tool.", "model."))]
+    assert recorder.seqs == subscribed[: len(recorder.seqs)]
+    assert len(recorder.seqs) > 5  # it may still be at work when the episode ends
+    handled = [
+        e.data.seq for e in events if e.role == "recorder" and isinstance(e.data, DeliveryHandled)
+    ]
+    assert handled == recorder.seqs[: len(handled)]
+
+
+class Crashing:
+    """Says something, then fails."""
+
+    role = "crashing"
+    subscriptions = ("episode.requested",)
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        ctx.emit(MessagePosted(content="I am about to fail"), to="nobody")
+        raise ZeroDivisionError("by zero")
+
+
+async def test_a_crashing_handler_ends_the_episode_with_its_error(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    events = await run_episode(bus, request_episode(), Program(nodes=(Crashing(),)))
+    dead = one(events, DeliveryDeadLettered)
+    assert (dead.seq, dead.error, dead.message) == (1, "ZeroDivisionError", "by zero")
+    assert one(events, MessagePosted).content == "I am about to fail"
+    finished = one(events, EpisodeFinished)
+    assert (finished.reason, finished.error) == ("failed", "crashing: ZeroDivisionError: by zero")
+
+
+class TooLarge:
+    """Emits more than a log takes, while another role emits a little."""
+
+    role = "large"
+    subscriptions = ("episode.requested",)
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        ctx.emit(MessagePosted(content="x" * (REFUSE_ABOVE + 1)), to="nobody")
+
+
+async def test_an_event_too_large_is_its_own_handlers_failure(bus: Bus) -> None:
+    program, _, _ = adding_program()
+    program = Program(nodes=(TooLarge(), *program.nodes), tools=program.tools)
+    with anyio.fail_after(5):
+        events = await run_episode(bus, request_episode(), program)
+    assert one(events, DeliveryDeadLettered).error == "PayloadTooLargeError"
+    assert [e.role for e in events if isinstance(e.data, DeliveryDeadLettered)] == ["large"]
+    assert one(events, EpisodeFinished).reason == "failed"
+
+
+class Impatient:
+    """Gives its model no time, and goes on without it."""
+
+    role = "impatient"
+    subscriptions = ("episode.requested",)
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        with anyio.move_on_after(0):
+            await ctx.complete(ScriptedModel("too late"))
+        ctx.emit(EpisodeFinished(answer="without"))
+
+
+async def test_a_handler_that_cancels_its_own_model_call_does_not_block_the_log(bus: Bus) -> None:
+    with anyio.fail_after(5):
+        events = await run_episode(bus, request_episode(), Program(nodes=(Impatient(),)))
+    assert one(events, ModelRequested)
+    assert one(events, EpisodeFinished).answer == "without"
+
+
+async def test_an_episode_in_which_nothing_is_left_to_do_ends_as_quiescent(bus: Bus) -> None:
+    events = await run_episode(bus, request_episode(), Program(nodes=()))
+    assert one(events, EpisodeFinished).reason == "quiescent"
+
+
+async def test_deadline_ends_the_episode_and_closes_the_open_call(bus: Bus) -> None:
+    program, _ = sleeping_agent()
+    soon = utc_now() + timedelta(seconds=0.05)
+    events = await run_episode(bus, request_episode(deadline=soon), program)
+    assert one(events, EpisodeFinished).reason == "time_limit"
+    assert [e.type for e in events[-2:]] == ["tool.failed", "episode.finished"]
+    assert one(events, ToolFailed).error == "Cancelled"
+
+
+async def test_a_deadline_that_has_passed_starts_nothing(bus: Bus) -> None:
+    past = utc_now() - timedelta(seconds=1)
+    model = ScriptedModel("late", delay_s=5)
+    program = Agent("solver", llm=model).program()
+    events = await run_episode(bus, request_episode(deadline=past), program)
+    assert one(events, EpisodeFinished).reason == "time_limit"
+
+
+async def test_cancel_by_mail_ends_the_episode(bus: Bus) -> None:
+    program, sleeper = sleeping_agent()
+    requested = request_episode()
+    owner = owner_of(bus, requested, program)
+    cancel = Event.of(EpisodeCancelled(reason="not needed"), source="cli/1")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(owner.run)
+        await sleeper.started.wait()
+        await bus.send_mail(owner.log, cancel)
+        await bus.send_mail(owner.log, cancel)
+    events = await read_all(bus, owner.log)
+    finished = one(events, EpisodeFinished)
+    assert (finished.reason, finished.error) == ("cancelled", "not needed")
+    assert one(events, EpisodeCancelled)
+    assert one(events, ToolFailed).error == "Cancelled"
+
+
+async def test_every_call_of_a_finished_episode_has_exactly_one_answer(bus: Bus) -> None:
+    for program in (adding_program()[0], sleeping_agent()[0]):
+        soon = utc_now() + timedelta(seconds=0.05)
+        events = await run_episode(bus, request_episode(deadline=soon), program)
+        calls = sorted(e.id for e in events if isinstance(e.data, ToolCalled))
+        answers = [e for e in events if isinstance(e.data, ToolReturned | ToolFailed)]
+        assert sorted(str(e.correlation_id) for e in answers) == calls
+
+
+# --- remote tools ------------------------------------------------------------------------------------------------------
+
+
+def remote_program(timeout_s: float = 5) -> Program:
+    remote = RemoteTool(Adder().get_schema(), timeout_s=timeout_s)
+    model = ScriptedModel([ToolCall(id="c1", name="add", arguments={"a": 2, "b": 3}), "five"])
+    return Agent("solver", llm=model, tools=[remote]).program()
+
+
+async def test_a_remote_tool_answers_by_mail(bus: Bus) -> None:
+    events: list[Event] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ToolWorker(bus, {"add": Adder()}, name="t1").run)
+        events = await run_episode(bus, request_episode(), remote_program())
+        tasks.cancel_scope.cancel()
+    returned = one(events, ToolReturned)
+    assert returned.content == 5
+    assert next(e for e in events if e.data is returned).source == "add/t1"
+
+
+async def test_a_remote_tool_that_nobody_serves_times_out_and_the_agent_is_told(bus: Bus) -> None:
+    events = await run_episode(bus, request_episode(), remote_program(timeout_s=0.05))
+    assert one(events, ToolFailed).error == "ToolTimeoutError"
+    assert one(events, EpisodeFinished).answer == "five"
+
+
+async def test_a_call_that_two_tool_workers_answered_has_one_answer(bus: Bus) -> None:
+    """Tools see a call at least once, so its answer may come twice, even in one batch of mail."""
+    requested = request_episode()
+    log = episode_log(requested.episode_id or "")
+    async with anyio.create_task_group() as tasks, bus.consume("tool:add", consumer="x") as queue:
+        tasks.start_soon(run_episode, bus, requested, remote_program())
+        delivery = await queue.take()
+        for worker in ("t1", "t2"):
+            answer = answer_event(
+                delivery.event, ToolReturned(name="add", content=5), source=f"add/{worker}"
+            )
+            await bus.reply(delivery.event, answer)
+        await delivery.ack()
+    assert one(await read_all(bus, log), ToolReturned).content == 5
+
+
+# --- taking over -------------------------------------------------------------------------------------------------------
+
+
+async def finished_log(*, environment: str | None = EXACT_MATCH) -> list[Event]:
+    async with open_bus("memory://") as bus:
+        requested = request_episode(environment=environment, expected="checked: 100")
+        return await run_episode(bus, requested, adding_program()[0])
+
+
+def answered(events: list[Event], kind: type[ModelRequested] | type[ToolCalled]) -> set[str]:
+    asked = {e.id for e in events if isinstance(e.data, kind)}
+    return asked & {str(e.correlation_id) for e in events}
+
+
+async def take_over(prefix: list[Event]) -> None:
+    """Take the log over, finish it, and check that nothing that was done is done again."""
+    program, model, tool = adding_program()
+    async with open_bus("memory://") as bus:
+        log = episode_log(prefix[0].episode_id or "")
+        await bus.append(log, 0, prefix)
+        await owner_of(bus, prefix[0], program, worker="w2").run()
+        events = await read_all(bus, log)
+    assert [e.id for e in events[: len(prefix)]] == [e.id for e in prefix]
+    episode = episode_of(events)
+    assert (episode.answer, episode.reason, episode.reward) == ("checked: 100", "answered", 1.0)
+    assert len(of_kind(events, RewardGiven)) == 1
+    assert {r.key for r in model.requests}.isdisjoint(answered(prefix, ModelRequested))
+    assert len(model.requests) == 4 - len(of_kind(prefix, ModelCompleted))
+    adds = [e for e in events if isinstance(e.data, ToolCalled) and e.data.call.name == "add"]
+    assert len(adds) == 3
+    assert len(tool.ran) == 3 - len(of_kind(prefix, ToolReturned))
+    answers = [e.correlation_id for e in events if isinstance(e.data, ToolReturned | ToolFailed)]
+    assert len(answers) == len(set(answers)) == 4
+    report = await replay(events, program)
+    assert report.identical, report.divergence
+
+
+async def test_a_log_cut_anywhere_is_taken_over_and_ends_the_same() -> None:
+    whole = await finished_log()
+    for cut in range(1, len(whole)):
+        try:
+            await take_over(whole[:cut])
+        except BaseException as error:
+            error.add_note(f"cut after seq {cut}: {whole[cut - 1].type} of {whole[cut - 1].role}")
+            raise
+
+
+async def test_a_log_cut_anywhere_twice_is_taken_over_and_ends_the_same() -> None:
+    """Every third cut of a log that had been taken over already."""
+    whole = await finished_log()
+    half = len(whole) // 2
+    program, _, _ = adding_program()
+    async with open_bus("memory://") as bus:
+        log = episode_log(whole[0].episode_id or "")
+        await bus.append(log, 0, whole[:half])
+        await owner_of(bus, whole[0], program, worker="w2").run()
+        again = await read_all(bus, log)
+    for cut in range(half + 1, len(again), 3):
+        await take_over(again[:cut])
+
+
+async def test_a_finished_log_is_not_touched() -> None:
+    whole = await finished_log()
+    program, model, _ = adding_program()
+    async with open_bus("memory://") as bus:
+        log = episode_log(whole[0].episode_id or "")
+        await bus.append(log, 0, whole)
+        await owner_of(bus, whole[0], program).run()
+        assert len(await read_all(bus, log)) == len(whole)
+    assert not model.requests
+
+
+async def test_an_owner_whose_log_was_taken_over_is_fenced(bus: Bus) -> None:
+    def reply(request: ModelRequest) -> Reply:
+        return "an answer" if request.messages else ""
+
+    requested = request_episode()
+    log = episode_log(requested.episode_id or "")
+    program = Agent("solver", llm=ScriptedModel(reply, delay_s=0.05)).program()
+    owner = owner_of(bus, requested, program)
+
+    async def usurp() -> None:
+        await wait_until(lambda: bool(of_kind(owner.events, ModelRequested)))
+        taken = Event.of(EpisodeTakenOver(worker="w2"), source="worker/w2")
+        await bus.append(log, len(owner.events), [taken])
+
+    fenced = False
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(usurp)
+            await owner.run()
+    except* Fenced:
+        fenced = True
+    assert fenced
+    assert (await read_all(bus, log))[-1].type == "episode.taken_over"
+
+
+async def test_a_cancellation_that_the_last_owner_only_recorded_still_ends_it() -> None:
+    whole = await finished_log()
+    cancelled = Event.of(EpisodeCancelled(reason="not needed"), source="cli/1").at(6)
+    program, _, _ = adding_program()
+    async with open_bus("memory://") as bus:
+        log = episode_log(whole[0].episode_id or "")
+        await bus.append(log, 0, [*whole[:5], cancelled])
+        await owner_of(bus, whole[0], program).run()
+        assert one(await read_all(bus, log), EpisodeFinished).reason == "cancelled"
+
+
+class Fickle:
+    """Does something else each time."""
+
+    role = "fickle"
+    subscriptions = ("episode.requested",)
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        try:
+            ctx.emit(MessagePosted(content=self.word), to="nobody")
+        except Exception:  # noqa: BLE001 - swallowing is what this node is for
+            return
+
+
+async def test_a_takeover_by_code_that_strays_from_the_record_fails_loudly() -> None:
+    nodes: tuple[Node, ...] = (Fickle("one"),)
+    async with open_bus("memory://") as bus:
+        requested = request_episode()
+        events = await run_episode(bus, requested, Program(nodes=nodes))
+    posted = next(e.seq for e in events if isinstance(e.data, MessagePosted))
+    async with open_bus("memory://") as bus:
+        log = episode_log(requested.episode_id or "")
+        await bus.append(log, 0, events[:posted])
+        await owner_of(bus, requested, Program(nodes=(Fickle("two"),))).run()
+        finished = one(await read_all(bus, log), EpisodeFinished)
+    assert finished.reason == "failed"
+    assert "DivergenceError" in (finished.error or "")
