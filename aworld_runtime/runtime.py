@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from secrets import token_hex
+from types import TracebackType
 from typing import Self, TypeVar, TypeVarTuple
 
 import anyio
@@ -41,6 +42,8 @@ from aworld_runtime.trajectory import Episode, episode_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+FINISH_S = 2.0
+"""Seconds that a cancelled run takes to say so in its log."""
 DRAIN_S = 10.0
 """Seconds that leaving waits for the archive to catch up."""
 
@@ -74,7 +77,9 @@ class Runtime:
         self._slots = slots
         self._programs: dict[str, Runnable] = {}
         self._waiters: dict[str, anyio.Event] = {}
+        self._ended: set[str] = set()
         self._log_seq = 0
+        self._appending = anyio.Lock()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -85,9 +90,9 @@ class Runtime:
             stack.push_async_callback(archiver.drain, DRAIN_S)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
-            await self._append(RunStarted(kind=self._kind))
+            await self._append([self._event(RunStarted(kind=self._kind))])
             mail = await stack.enter_async_context(self.bus.mailbox(run_log(self.run_id)))
-            stack.push_async_callback(self._append, RunFinished(reason="done"))
+            stack.push_async_exit(self._finish)
             tasks.start_soon(self._receive, mail)
             if self._slots:
                 worker = Worker(
@@ -97,8 +102,13 @@ class Runtime:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, traceback)
 
     async def run(
         self, program: Runnable | str, task: str | Task, *, timeout_s: float | None = None
@@ -159,19 +169,40 @@ class Runtime:
         return reference
 
     async def _receive(self, mail: AsyncIterator[list[Mail]]) -> None:
-        """Record which episodes have ended, and wake who waits for them."""
+        """Record which episodes have ended, each once, and wake who waits for them."""
         async for batch in mail:
-            ended = [item.event for item in batch if isinstance(item.event.data, EpisodeFinished)]
-            self._log_seq = await self.bus.append(
-                run_log(self.run_id), self._log_seq, ended, acks=batch
-            )
+            ended: list[Event] = []
+            for event in (item.event for item in batch):
+                episode_id = event.episode_id or ""
+                if isinstance(event.data, EpisodeFinished) and episode_id not in self._ended:
+                    self._ended.add(episode_id)
+                    ended.append(event)
+            await self._append(ended, acks=batch)
             for event in ended:
                 if waiter := self._waiters.get(event.episode_id or ""):
                     waiter.set()
 
-    async def _append(self, data: RunStarted | RunFinished) -> None:
-        event = Event.of(data, source=f"runtime/{self.run_id}", run_id=self.run_id)
-        self._log_seq = await self.bus.append(run_log(self.run_id), self._log_seq, [event])
+    async def _finish(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        del traceback
+        finished = RunFinished(reason="done")
+        if kind is not None:
+            finished = RunFinished(reason="failed", detail=f"{kind.__name__}: {error}")
+        with anyio.move_on_after(FINISH_S, shield=True):
+            await self._append([self._event(finished)])
+
+    async def _append(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
+        async with self._appending:
+            self._log_seq = await self.bus.append(
+                run_log(self.run_id), self._log_seq, events, acks=acks
+            )
+
+    def _event(self, data: RunStarted | RunFinished) -> Event:
+        return Event.of(data, source=f"runtime/{self.run_id}", run_id=self.run_id)
 
 
 async def run_program(program: Runnable, task: str | Task) -> Episode:
@@ -191,9 +222,7 @@ async def run_program(program: Runnable, task: str | Task) -> Episode:
 
 def run_sync(work: Callable[[*Ts], Awaitable[T]], *arguments: *Ts) -> T:
     """Run async work from synchronous code; inside a running event loop, on a thread of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _in_event_loop():
         return anyio.run(work, *arguments)
     outcome: list[T] = []
     failure: list[BaseException] = []
@@ -210,3 +239,11 @@ def run_sync(work: Callable[[*Ts], Awaitable[T]], *arguments: *Ts) -> T:
     if failure:
         raise failure[0]
     return outcome[0]
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
