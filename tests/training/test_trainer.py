@@ -1,0 +1,152 @@
+"""The trainer on a memory bus, with a scripted policy: who is counted, what is repeated, what stops a run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from aworld_runtime.bus import Bus, open_bus
+from aworld_runtime.bus.base import read_all
+from aworld_runtime.errors import StaleSampleError, TrainingError
+from aworld_runtime.events import Event
+from aworld_runtime.names import run_log
+from aworld_runtime.nodes.environment import load_environment
+from aworld_runtime.nodes.worker import Worker
+from aworld_runtime.training.config import TrainConfig
+from aworld_runtime.training.run_state import RunState
+from aworld_runtime.training.trainer import Trainer
+from tests.training.trainer_case import CASE, FAILING, SERVED, RecordingLearner, RecordingPublisher
+
+CONFIG = TrainConfig(
+    task="tests.training.trainer_case:CASE",
+    steps=4,
+    groups_per_step=2,
+    group_size=3,
+    evaluate_every=2,
+    evaluate_tasks=2,
+    checkpoint_every=2,
+    stall_timeout_s=5,
+)
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Bus]:
+    SERVED[0] = 0
+    FAILING.clear()
+    async with open_bus("memory://") as bus:
+        yield bus
+
+
+@asynccontextmanager
+async def working(bus: Bus) -> AsyncGenerator[None]:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Worker(bus, name="w1", slots=4).run)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+def trainer(
+    bus: Bus, folder: Path, learner: RecordingLearner, config: TrainConfig = CONFIG
+) -> Trainer:
+    return Trainer(
+        bus=bus,
+        run_id="r",
+        config=config,
+        task=CASE,
+        environment=load_environment(CASE.environment),
+        model=None,
+        learner=learner,
+        publisher=RecordingPublisher(),
+        folder=folder,
+    )
+
+
+async def log(bus: Bus) -> list[Event]:
+    return await read_all(bus, run_log("r"))
+
+
+async def test_a_run_takes_its_steps_and_counts_every_episode_once(
+    bus: Bus, tmp_path: Path
+) -> None:
+    learner = RecordingLearner(tmp_path)
+    async with working(bus):
+        await trainer(bus, tmp_path, learner).run()
+    state = RunState.of(await log(bus))
+    assert state.finished is not None
+    assert sorted(state.steps) == [1, 2, 3, 4]
+    assert sorted(state.evaluations) == [0, 2, 4]
+    assert state.published == 4
+    trained = [rollout for batch in learner.seen for rollout in batch]
+    assert len(trained) == len(set(trained)) == 4 * 2 * 3
+
+
+async def test_synchronous_training_samples_each_batch_with_the_newest_version(
+    bus: Bus, tmp_path: Path
+) -> None:
+    learner = RecordingLearner(tmp_path)
+    async with working(bus):
+        await trainer(bus, tmp_path, learner).run()
+    assert set(learner.staleness) == {0}
+
+
+async def test_asynchronous_training_stays_within_its_bound(bus: Bus, tmp_path: Path) -> None:
+    learner = RecordingLearner(tmp_path)
+    async with working(bus):
+        await trainer(bus, tmp_path, learner, CONFIG.model_copy(update={"max_staleness": 2})).run()
+    assert max(learner.staleness) in (1, 2)
+
+
+async def test_a_failed_episode_is_tried_again_and_only_the_last_attempt_counts(
+    bus: Bus, tmp_path: Path
+) -> None:
+    FAILING.update({"train 0", "test 1"})
+    learner = RecordingLearner(tmp_path)
+    async with working(bus):
+        await trainer(bus, tmp_path, learner).run()
+    groups = RunState.of(await log(bus)).groups.values()
+    assert all(
+        group.completed and len(group.completed.episodes) == group.requested.size
+        for group in groups
+    )
+    again = [e for group in groups for e in group.finished.values() if e.endswith(".2")]
+    assert len(again) == 2
+
+
+async def test_a_new_trainer_repeats_the_recorded_batches_after_the_checkpoint(
+    bus: Bus, tmp_path: Path
+) -> None:
+    whole = RecordingLearner(tmp_path)
+    broken = RecordingLearner(tmp_path)
+    async with working(bus):
+        config = CONFIG.model_copy(update={"steps": 3})
+        await trainer(bus, tmp_path, whole, config).run()
+        # The run went on to step 3; its newest checkpoint but one is of step 2.
+        (tmp_path / "checkpoint-3").unlink()
+        await trainer(bus, tmp_path, broken, config).run()
+    assert broken.seen == whole.seen
+    state = RunState.of(await log(bus))
+    assert len(state.batches) == 3
+
+
+async def test_a_sample_older_than_the_bound_stops_the_run(bus: Bus, tmp_path: Path) -> None:
+    class Forgetful(RecordingPublisher):
+        async def publish(self, version: int) -> list[str]:  # noqa: ARG002
+            return ["keeps sampling with version 0"]
+
+    slow = trainer(bus, tmp_path, RecordingLearner(tmp_path))
+    slow._publisher = Forgetful()  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(ExceptionGroup) as stopped:
+        async with working(bus):
+            await slow.run()
+    assert stopped.group_contains(StaleSampleError, match="max_staleness=0")
+
+
+async def test_a_run_without_workers_stops_with_a_message(bus: Bus, tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"stall_timeout_s": 0.2})
+    with pytest.raises(ExceptionGroup) as stopped:
+        await trainer(bus, tmp_path, RecordingLearner(tmp_path), config).run()
+    assert stopped.group_contains(TrainingError, match="are workers and sampler running")

@@ -1,0 +1,106 @@
+"""A task that costs nothing, for tests of the trainer: a scripted policy that knows every third answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from aworld_runtime.agents import Agent
+from aworld_runtime.environments.base import Reward, Split
+from aworld_runtime.errors import ModelRejectedError
+from aworld_runtime.messages import Completion, Task, VersionSpan
+from aworld_runtime.models.base import ModelRequest
+from aworld_runtime.models.scripted import ScriptedModel
+from aworld_runtime.training.rows import TrainingRow
+from aworld_runtime.training.task import TrainingTask
+from aworld_runtime.trajectory import Episode
+
+SERVED = [0]
+"""The version that the scripted policy samples with."""
+FAILING: set[str] = set()
+"""Prompts whose next episode fails, once each."""
+
+
+class CountingEnvironment:
+    """Right is the answer "yes"."""
+
+    def tasks(self, split: Split, *, count: int, seed: int = 0) -> Sequence[Task]:  # noqa: ARG002
+        return [
+            Task(
+                id=f"{split}-{i}",
+                prompt=f"{split} {i}",
+                environment="tests.training.trainer_case:CountingEnvironment",
+            )
+            for i in range(count)
+        ]
+
+    async def score(self, task: Task, episode: Episode) -> Reward:  # noqa: ARG002
+        return Reward(
+            total=float(episode.answer == "yes"),
+            breakdown={"right": float(episode.answer == "yes")},
+        )
+
+
+def reply(request: ModelRequest) -> Completion:
+    prompt = request.messages[-1].content
+    if prompt in FAILING:
+        FAILING.discard(prompt)
+        raise ModelRejectedError("planted failure")
+    sampled = (request.seed or 0) % 3
+    return Completion(
+        text="yes" if sampled == 0 else "no",
+        prompt_token_ids=(1, 2, 3),
+        token_ids=(10 + sampled,),
+        behavior_logprobs=(-1.0,),
+        policy="policy",
+        version_spans=(VersionSpan(version=SERVED[0], start=0, end=1),),
+    )
+
+
+def build() -> Agent:
+    return Agent("solver", llm=ScriptedModel(reply))
+
+
+CASE = TrainingTask(
+    name="case",
+    environment="tests.training.trainer_case:CountingEnvironment",
+    program="tests.training.trainer_case:build",
+    roles=("solver",),
+)
+
+
+class RecordingLearner:
+    """A learner whose weights are the list of batches it has seen."""
+
+    def __init__(self, folder: Path) -> None:
+        self.seen: list[tuple[str, ...]] = []
+        self.staleness: list[int] = []
+        self.folder = folder
+
+    def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> dict[str, float]:
+        self.staleness += [policy_version - row.policy_version for row in rows]
+        self.seen.append(tuple(sorted(row.rollout_id for row in rows)))
+        return {"actor/loss": float(policy_version)}
+
+    def save(self, policy_version: int) -> Path:
+        path = self.folder / f"checkpoint-{policy_version}"
+        path.write_text("\n".join(" ".join(batch) for batch in self.seen))
+        return path
+
+    def load(self, path: Path) -> int:
+        self.seen = [tuple(line.split()) for line in path.read_text().splitlines()]
+        return int(path.name.rpartition("-")[2])
+
+    def export(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+
+
+class RecordingPublisher:
+    """A sampler that takes every version at once."""
+
+    async def publish(self, version: int) -> Sequence[str]:
+        SERVED[0] = version
+        return ["here"]
+
+    async def versions(self) -> Sequence[int]:
+        return [SERVED[0]]

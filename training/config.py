@@ -1,0 +1,69 @@
+"""Everything a training run can be told, with its defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from aworld_runtime.messages import Data
+from aworld_runtime.training.learner_config import LearnerConfig
+
+
+class TrainConfig(Data):
+    """One training run. A config file has these keys; so has the command line, as `key=value`."""
+
+    task: str = "calculator"
+    """A built-in task, or `module:attribute` of a `TrainingTask`."""
+    program: str | None = None
+    """`module:attribute` of the agent or swarm to train instead of the task's own."""
+    model: str = "smollm2"
+    """`smollm2`, or a folder with a Hugging Face model."""
+    policy: str = "policy"
+    """What the trained model is called in logs and by the sampler."""
+    steps: int = Field(default=20, ge=1)
+    """Optimizer steps."""
+    seed: int = 0
+    train_tasks: int = Field(default=512, ge=1)
+    """Tasks to draw from; they repeat when used up."""
+    groups_per_step: int = Field(default=4, ge=1)
+    """Tasks per batch."""
+    group_size: int = Field(default=8, ge=2)
+    """Episodes per task."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Versions that a sample may be older than the learner; 0 is synchronous."""
+    attempts: int = Field(default=3, ge=1)
+    """Tries of an episode that fails for reasons that are not the policy's."""
+    episode_timeout_s: float = Field(default=300.0, gt=0)
+    stall_timeout_s: float = Field(default=900.0, gt=0)
+    """Seconds without any episode ending after which the run stops with an error."""
+    evaluate_every: int = Field(default=5, ge=1)
+    """Steps between evaluations on held-out tasks; there is one before the first step and one after the last."""
+    evaluate_tasks: int = Field(default=32, ge=1)
+    checkpoint_every: int = Field(default=5, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
+    worker_num: int = Field(default=4, ge=1)
+    """Worker processes."""
+    slots: int = Field(default=8, ge=1)
+    """Episodes at once per worker."""
+    learner_ranks: int = Field(default=1, ge=1)
+    """Processes that hold gradients."""
+    sampler: Literal["auto", "vllm", "transformers"] = "auto"
+    sampler_port: int = Field(default=0, ge=0, lt=65536)
+    """0 takes a free one."""
+    sampler_max_len: int = Field(default=1024, ge=64)
+    """Tokens of prompt and completion together."""
+    sampler_threads: int | None = Field(default=None, ge=1)
+    """Cores it computes on; none is all."""
+    learner: LearnerConfig = LearnerConfig()
+    bus: str | None = None
+    """URL of a server; none starts a private one (or `memory://` with one worker and rank)."""
+    bus_port: int = Field(default=0, ge=0, lt=65536)
+    """Port of the private server; 0 takes a free one."""
+    store: str | None = None
+    """URL; none is SQLite in ./.aworld."""
+    external_workers: bool = False
+    """Start no workers: others join by `aworld worker --bus …`."""
+    out: Path | None = None
+    """The run's folder; none is runs/RUN."""

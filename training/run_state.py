@@ -1,0 +1,129 @@
+"""What a training run has done so far: the fold of its log. Resuming is folding it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from aworld_runtime.events import (
+    BatchFormed,
+    CheckpointSaved,
+    EpisodeFinished,
+    EvaluationFinished,
+    Event,
+    GroupCompleted,
+    GroupRequested,
+    PolicyPublished,
+    RunFinished,
+    StepFinished,
+    StopReason,
+)
+
+FAILURES: frozenset[StopReason] = frozenset({"failed", "cancelled", "time_limit"})
+"""Ends that say nothing about the policy; another attempt is made."""
+
+
+def group_name(run_id: str, number: int) -> str:
+    return f"{run_id}.g{number:05d}"
+
+
+def episode_name(group: str, index: int, attempt: int) -> str:
+    return f"{group}.{index}.{attempt}"
+
+
+def parse_episode_name(episode_id: str) -> tuple[str, int, int]:
+    """Group, index and attempt of an episode.
+
+    Raises:
+        ValueError: not an episode of a group.
+    """
+    group, index, attempt = episode_id.rsplit(".", 2)
+    return group, int(index), int(attempt)
+
+
+@dataclass
+class Group:
+    """Episodes of one task, and which attempt counts for each place."""
+
+    requested: GroupRequested
+    attempts: dict[int, int] = field(default_factory=dict[int, int])
+    """Index → attempts that have ended."""
+    finished: dict[int, str] = field(default_factory=dict[int, str])
+    """Index → the episode that counts."""
+    completed: GroupCompleted | None = None
+
+
+@dataclass
+class RunState:
+    """Everything the trainer must know to go on."""
+
+    groups: dict[str, Group] = field(default_factory=dict[str, Group])
+    """In the order they were requested."""
+    batches: dict[int, BatchFormed] = field(default_factory=dict[int, BatchFormed])
+    steps: dict[int, StepFinished] = field(default_factory=dict[int, StepFinished])
+    evaluations: dict[int, EvaluationFinished] = field(
+        default_factory=dict[int, EvaluationFinished]
+    )
+    checkpoints: dict[int, str] = field(default_factory=dict[int, str])
+    published: int = 0
+    """Newest version that every sampler has acknowledged."""
+    finished: RunFinished | None = None
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> RunState:
+        state = cls()
+        for event in events:
+            state.add(event)
+        return state
+
+    def add(self, event: Event) -> None:
+        match event.data:
+            case GroupRequested() as data:
+                self.groups[data.group] = Group(data)
+            case EpisodeFinished() as data:
+                self._episode_finished(event.episode_id or "", data)
+            case GroupCompleted() as data:
+                self.groups[data.group].completed = data
+            case BatchFormed() as data:
+                self.batches[data.step] = data
+            case StepFinished() as data:
+                self.steps[data.step] = data
+            case EvaluationFinished() as data:
+                self.evaluations[data.step] = data
+            case CheckpointSaved() as data:
+                self.checkpoints[data.step] = data.path
+            case PolicyPublished():
+                self.published = event.policy_version or 0
+            case RunFinished() as data:
+                self.finished = data
+            case _:
+                pass
+
+    def knows(self, event: Event) -> bool:
+        """Whether mail says what the log has already: an episode's end may be told twice."""
+        if not isinstance(event.data, EpisodeFinished):
+            return False
+        group, index, attempt = parse_episode_name(event.episode_id or "")
+        return group not in self.groups or self.groups[group].attempts.get(index, 0) >= attempt
+
+    def waiting(self) -> list[str]:
+        """Completed training groups that no batch has used, oldest first."""
+        used = {group for batch in self.batches.values() for group in batch.group_ids}
+        return [
+            name
+            for name, group in self.groups.items()
+            if group.completed is not None
+            and group.completed.episodes
+            and group.requested.purpose == "train"
+            and name not in used
+        ]
+
+    def requested_for_training(self) -> int:
+        return sum(group.requested.purpose == "train" for group in self.groups.values())
+
+    def _episode_finished(self, episode_id: str, data: EpisodeFinished) -> None:
+        name, index, attempt = parse_episode_name(episode_id)
+        group = self.groups[name]
+        group.attempts[index] = max(attempt, group.attempts.get(index, 0))
+        if data.reason not in FAILURES:
+            group.finished[index] = episode_id

@@ -1,0 +1,125 @@
+"""One training run as one call: `train(...)`, `aworld train`, `run_distributed_train.py`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, TextIO
+
+import anyio
+from anyio.to_thread import run_sync as run_sync_in_thread
+
+from aworld_runtime.bus.open import open_bus
+from aworld_runtime.config import Settings
+from aworld_runtime.errors import BusUnavailableError, ConfigError, StoreError
+from aworld_runtime.events import utc_now
+from aworld_runtime.nodes.node import load_program
+from aworld_runtime.runtime import run_sync
+from aworld_runtime.store.open import open_store
+from aworld_runtime.training.config import TrainConfig
+from aworld_runtime.training.config_file import load_config
+from aworld_runtime.training.launcher import Launcher, first_error
+from aworld_runtime.training.progress import Progress
+from aworld_runtime.training.run_folder import RunFolder
+from aworld_runtime.training.sampler import choose_sampler
+from aworld_runtime.training.smollm2 import resolve_model
+from aworld_runtime.training.summary import RunSummary, write_results
+from aworld_runtime.training.task import find_task
+from aworld_runtime.version import code_version
+
+
+def train(
+    program: str | None = None, *, task: str = "calculator", workers: int = 4, **settings: Any
+) -> RunSummary:
+    """Train the agents of `task` and return what came of it.
+
+        summary = train(task="calculator", workers=4, steps=20)
+
+    Args:
+        program: `module:attribute` of an agent or swarm to train instead of the task's own.
+        task: a built-in task, or `module:attribute` of a `TrainingTask`.
+        workers: worker processes.
+        settings: other keys of `TrainConfig`.
+
+    Raises:
+        UsageError: something given is wrong.
+        TrainingError: the run stopped; `aworld train --resume` continues it.
+    """
+    given = {"task": task, "worker_num": workers, "program": program, **settings}
+    config = load_config(file=None, settings=(), given=given)
+    return run_sync(_train_new, config)
+
+
+def start_run(config: TrainConfig, out: TextIO = sys.stdout) -> RunSummary:
+    """A new run, its progress told to `out`."""
+    return anyio.run(_train_new, config, out)
+
+
+def resume_run(path: Path, out: TextIO = sys.stdout) -> RunSummary:
+    """Go on with the run in `path`.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    return anyio.run(_resume, RunFolder.open(path), out)
+
+
+async def _train_new(config: TrainConfig, out: TextIO = sys.stdout) -> RunSummary:
+    """Check everything that can be wrong before anything is made."""
+    progress = Progress(config.steps, out)
+    task = find_task(config.task)
+    load_program(config.program or task.program, {}, {})
+    model = await run_sync_in_thread(lambda: resolve_model(config.model, report=progress.say))
+    _, which = choose_sampler(config.sampler)
+    await _reach(config)
+    run_id = f"{utc_now():%Y%m%d-%H%M%S}-{token_hex(3)}"
+    folder = RunFolder.create(config.out or Path("runs") / run_id, config, run_id, sys.argv)
+    progress.say(f"run {run_id} in {folder.path}")
+    progress.say(which)
+    return await _train(folder, model, progress, resumed=False)
+
+
+async def _resume(folder: RunFolder, out: TextIO = sys.stdout) -> RunSummary:
+    config = folder.config
+    progress = Progress(config.steps, out)
+    progress.say(f"run {folder.run_id} goes on in {folder.path}")
+    await _reach(config)
+    return await _train(folder, Path(folder.wiring.model), progress, resumed=True)
+
+
+async def _train(
+    folder: RunFolder, model: Path, progress: Progress, *, resumed: bool
+) -> RunSummary:
+    config = folder.config
+    kind, _ = choose_sampler(folder.wiring.sampler if resumed else config.sampler)
+    launcher = Launcher(
+        folder, code_version=code_version(), say=progress.say, follow=progress.follow
+    )
+    try:
+        with progress:
+            await launcher.run(model=model, sampler=kind.kind, resumed=resumed)
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None
+    finally:
+        if sys.exc_info()[0] is not None:
+            progress.say(f"nothing is lost: continue with aworld train --resume {folder.path}")
+    summary = await write_results(folder, config.store or Settings.from_env().store)
+    progress.say(f"report: {folder.report}")
+    return summary
+
+
+async def _reach(config: TrainConfig) -> None:
+    """A server that was named must answer before anything is started.
+
+    Raises:
+        ConfigError: it doesn't; names it.
+    """
+    try:
+        if config.bus is not None:
+            async with open_bus(config.bus):
+                pass
+        async with open_store(config.store or Settings.from_env().store):
+            pass
+    except (BusUnavailableError, StoreError) as error:
+        raise ConfigError(str(error)) from error

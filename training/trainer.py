@@ -1,0 +1,478 @@
+"""The trainer: rank 0 of the learner, and the owner of the run's log.
+
+    admit ─▶ queue "episodes" ─▶ workers ─▶ mail: episode.finished ─▶ groups ─┐
+      ▲                                                                       ▼
+      └── policy.published ◀── publish ◀── step ◀── batch.formed ◀── groups completed, oldest first
+
+What has happened is in the log and nowhere else: `RunState` is its fold, so a trainer that starts on a log goes on where
+that log ends, repeating the recorded batches after the last checkpoint. Admission is paced: groups requested stay within
+(policy_version + max_staleness + 1) x groups per batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal, Protocol
+
+import anyio
+from anyio.to_thread import run_sync
+
+from aworld_runtime.bus.base import Bus, Mail, NodeInfo, read_all
+from aworld_runtime.environments.base import Environment
+from aworld_runtime.errors import Fenced, StaleSampleError, TrainingError
+from aworld_runtime.events import (
+    BatchFormed,
+    CheckpointSaved,
+    EpisodeFinished,
+    EpisodeRequested,
+    EvaluationFinished,
+    Event,
+    EventData,
+    GroupCompleted,
+    GroupRequested,
+    PolicyPublished,
+    RunFinished,
+    RunStarted,
+    RunTakenOver,
+    StepFinished,
+    utc_now,
+)
+from aworld_runtime.messages import ModelSpec, Task
+from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
+from aworld_runtime.training.config import TrainConfig
+from aworld_runtime.training.projection import rows_of
+from aworld_runtime.training.rows import TrainingRow
+from aworld_runtime.training.run_state import Group, RunState, episode_name, group_name
+from aworld_runtime.training.task import TrainingTask
+from aworld_runtime.trajectory import Episode, episode_of
+
+logger = logging.getLogger(__name__)
+ANNOUNCE_EVERY_S = 1.0
+
+
+class Learner(Protocol):
+    """What the trainer needs of the learner. Every call blocks, and is made by one thread at a time."""
+
+    def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> dict[str, float]:
+        """One batch; metrics by name."""
+        ...
+
+    def save(self, policy_version: int) -> Path:
+        """Write a checkpoint."""
+        ...
+
+    def load(self, path: Path) -> int:
+        """Go on from a checkpoint; returns its policy version."""
+        ...
+
+    def export(self, folder: Path) -> None:
+        """Write the model as others load it."""
+        ...
+
+
+class Publisher(Protocol):
+    """Puts the learner's weights into every sampler."""
+
+    async def publish(self, version: int) -> Sequence[str]:
+        """Returns the samplers, all of which have acknowledged the version."""
+        ...
+
+    async def versions(self) -> Sequence[int]:
+        """What each sampler that answers serves now."""
+        ...
+
+
+class Trainer:
+    """Runs one training to its end; `run` may be called once.
+
+    `model` is the sampler that trained roles use; None leaves them the models their program gives them.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a run is made of
+        self,
+        *,
+        bus: Bus,
+        run_id: str,
+        config: TrainConfig,
+        task: TrainingTask,
+        environment: Environment,
+        model: ModelSpec | None,
+        learner: Learner,
+        publisher: Publisher,
+        folder: Path,
+        code_version: str = "",
+    ) -> None:
+        self._bus = bus
+        self._run_id = run_id
+        self._config = config
+        self._task = task
+        self._models = {} if model is None else dict.fromkeys(task.roles, model)
+        self._learner = learner
+        self._publisher = publisher
+        self._folder = folder
+        self._code_version = code_version
+        self._train_tasks = environment.tasks("train", count=config.train_tasks, seed=config.seed)
+        self._test_tasks = environment.tasks("test", count=config.evaluate_tasks, seed=config.seed)
+        self._log = run_log(run_id)
+        self._events = 0
+        self._state = RunState()
+        self._changed = anyio.Event()
+        self._appending = anyio.Lock()
+        self._weights = anyio.Lock()
+        self._version = 0
+
+    async def run(self) -> None:
+        """Train to the last step; everything is in the log when it returns.
+
+        Raises:
+            TrainingError: the run can't go on (perhaps in an exception group).
+        """
+        async with self._bus.mailbox(self._log) as mail, anyio.create_task_group() as background:
+            await self._claim()
+            first = await self._restore()
+            background.start_soon(self._receive, mail)
+            background.start_soon(self._announce)
+            background.start_soon(self._keep_samplers_current)
+            await self._requeue_unfinished()
+            if 0 not in self._state.evaluations:
+                await self._evaluate(0)
+            for step in range(first, self._config.steps + 1):
+                await self._step(step)
+            await run_sync(self._learner.export, self._folder / "model")
+            if self._state.finished is None:
+                await self._append(RunFinished(reason="done", detail=f"{self._config.steps} steps"))
+            background.cancel_scope.cancel()
+
+    # --- one step --------------------------------------------------------------------------------------------------
+
+    async def _step(self, step: int) -> None:
+        started = time.monotonic()
+        repeated = step in self._state.steps
+        if step not in self._state.batches:
+            await self._form_batch(step)
+        episodes = await self._episodes(self._state.batches[step])
+        generated = time.monotonic()
+        rows = [row for episode in episodes for row in rows_of(episode, self._task.roles)]
+        self._check_staleness(rows, step)
+        async with self._weights:
+            metrics = await run_sync(lambda: self._learner.step(rows, policy_version=step - 1))
+            self._version = step
+        trained = time.monotonic()
+        if not repeated or step == max(self._state.steps):
+            await self._publish(step)
+        published = time.monotonic()
+        if step % self._config.checkpoint_every == 0 or step == self._config.steps:
+            await self._checkpoint(step)
+        if not repeated:
+            metrics |= rollout_metrics(episodes, rows)
+            metrics |= {
+                "perf/generate_s": generated - started,
+                "perf/train_s": trained - generated,
+                "perf/publish_s": published - trained,
+                "perf/rest_s": time.monotonic() - published,
+                "perf/step_s": time.monotonic() - started,
+            }
+            await self._append(StepFinished(step=step, metrics=metrics), version=step)
+        last = step == self._config.steps
+        if (
+            step % self._config.evaluate_every == 0 or last
+        ) and step not in self._state.evaluations:
+            await self._evaluate(step)
+
+    async def _form_batch(self, step: int) -> None:
+        """Wait for the step's groups, oldest first, and record which they are before they are used."""
+        size = self._config.groups_per_step
+        await self._admit()
+        while len(self._state.waiting()) < size:
+            await self._change()
+            await self._admit()
+        await self._append(
+            BatchFormed(step=step, group_ids=tuple(self._state.waiting()[:size])), version=step - 1
+        )
+
+    async def _admit(self) -> None:
+        """Request as many groups as the staleness bound allows. One that lost every episode doesn't count."""
+        config = self._config
+        allowed = (
+            min(self._version + config.max_staleness + 1, config.steps) * config.groups_per_step
+        )
+        empty = sum(
+            g.completed is not None and not g.completed.episodes and g.requested.purpose == "train"
+            for g in self._state.groups.values()
+        )
+        for number in range(self._state.requested_for_training(), allowed + empty):
+            task = self._train_tasks[number % len(self._train_tasks)]
+            await self._request(task, purpose="train", size=config.group_size)
+
+    def _check_staleness(self, rows: Sequence[TrainingRow], step: int) -> None:
+        oldest = min((row.policy_version for row in rows), default=step - 1)
+        if step - 1 - oldest > self._config.max_staleness:
+            raise StaleSampleError(
+                f"step {step}: a sample has policy_version={oldest}, {step - 1 - oldest} versions old;"
+                f" max_staleness={self._config.max_staleness}"
+            )
+
+    async def _evaluate(self, step: int) -> None:
+        started = time.monotonic()
+        requested = [g for g in self._evaluation_groups(step) if g in self._state.groups]
+        for task in self._test_tasks[len(requested) :]:
+            await self._request(task, purpose="evaluate", size=1)
+        names = self._evaluation_groups(step)
+        while any(self._state.groups[name].completed is None for name in names):
+            await self._change()
+        rewards = [
+            r
+            for name in names
+            if (done := self._state.groups[name].completed)
+            for r in done.rewards
+        ]
+        if not rewards:
+            raise TrainingError(
+                f"evaluation after step {step}: no episode could be scored; see aworld runs --run {self._run_id}"
+            )
+        metrics = {
+            "reward/mean": sum(rewards) / len(rewards),
+            "reward/max": max(rewards),
+            "episodes": float(len(rewards)),
+            "perf/evaluate_s": time.monotonic() - started,
+        }
+        await self._append(
+            EvaluationFinished(step=step, groups=tuple(names), metrics=metrics), version=step
+        )
+
+    def _evaluation_groups(self, step: int) -> list[str]:
+        """Evaluation groups that belong to no earlier evaluation: those of `step`."""
+        used = {g for s, e in self._state.evaluations.items() if s != step for g in e.groups}
+        return [
+            n
+            for n, g in self._state.groups.items()
+            if g.requested.purpose == "evaluate" and n not in used
+        ]
+
+    # --- groups ----------------------------------------------------------------------------------------------------
+
+    async def _request(
+        self, task: Task, *, purpose: Literal["train", "evaluate"], size: int
+    ) -> None:
+        name = group_name(self._run_id, len(self._state.groups) + 1)
+        await self._append(GroupRequested(group=name, task=task, size=size, purpose=purpose))
+        for index in range(size):
+            await self._queue_episode(self._state.groups[name], index, attempt=1)
+
+    async def _queue_episode(self, group: Group, index: int, *, attempt: int) -> None:
+        name, task = group.requested.group, group.requested.task
+        digest = hashlib.sha256(
+            f"{self._config.seed}:{name.rpartition('.')[2]}:{index}:{attempt}".encode()
+        ).digest()
+        request = EpisodeRequested(
+            task=task,
+            program=self._config.program or self._task.program,
+            models=self._models,
+            seed=int.from_bytes(digest[:4], "big"),
+            index=index,
+            code_version=self._code_version,
+        )
+        event = Event.of(
+            request,
+            source=f"trainer/{self._run_id}",
+            run_id=self._run_id,
+            task_id=task.id,
+            group_id=name,
+            episode_id=episode_name(name, index, attempt),
+            attempt=attempt,
+            deadline=utc_now() + timedelta(seconds=self._config.episode_timeout_s),
+        )
+        await self._bus.put(EPISODES_QUEUE, event)
+
+    async def _receive(self, mail: AsyncIterator[list[Mail]]) -> None:
+        """Count finished episodes, each once; try failed ones again; complete groups."""
+        async for batch in mail:
+            news = {item.event.id: item.event for item in batch}
+            fresh = [event for event in news.values() if not self._state.knows(event)]
+            await self._append_events(fresh, acks=batch)
+            for name in {e.group_id for e in fresh if isinstance(e.data, EpisodeFinished)}:
+                await self._advance(self._state.groups[name or ""])
+
+    async def _advance(self, group: Group) -> None:
+        """Queue what must be tried again; complete the group when nothing is left to wait for."""
+        size = group.requested.size
+        open_places = [i for i in range(size) if i not in group.finished]
+        again = [i for i in open_places if 0 < group.attempts.get(i, 0) < self._config.attempts]
+        for index in again:
+            attempt = group.attempts[index] + 1
+            logger.warning("%s: place %d failed; attempt %d", group.requested.group, index, attempt)
+            await self._queue_episode(group, index, attempt=attempt)
+        if group.completed is None and all(
+            group.attempts.get(i, 0) >= self._config.attempts for i in open_places
+        ):
+            episodes = [group.finished[i] for i in sorted(group.finished)]
+            scored = [await self._episode(e) for e in episodes]
+            rewards = [e.reward for e in scored]
+            known = [(e, r) for e, r in zip(episodes, rewards, strict=True) if r is not None]
+            await self._append(
+                GroupCompleted(
+                    group=group.requested.group,
+                    episodes=tuple(e for e, _ in known),
+                    rewards=tuple(r for _, r in known),
+                )
+            )
+
+    async def _requeue_unfinished(self) -> None:
+        """After a resume: what the log wants and no queue may still hold. An episode runs once, however often queued."""
+        for group in list(self._state.groups.values()):
+            if group.completed is None:
+                await self._advance(group)
+                for index in range(group.requested.size):
+                    if index not in group.finished and group.attempts.get(index, 0) == 0:
+                        await self._queue_episode(group, index, attempt=1)
+
+    async def _episodes(self, batch: BatchFormed) -> list[Episode]:
+        names = [
+            e
+            for g in batch.group_ids
+            if (done := self._state.groups[g].completed)
+            for e in done.episodes
+        ]
+        return [await self._episode(name) for name in names]
+
+    async def _episode(self, name: str) -> Episode:
+        events = await read_all(self._bus, episode_log(name))
+        if not events:
+            raise TrainingError(f"episode {name} is not on the bus any more: the server lost it")
+        return episode_of(events)
+
+    # --- policy ----------------------------------------------------------------------------------------------------
+
+    async def _publish(self, version: int) -> None:
+        async with self._weights:
+            samplers = await self._publisher.publish(version)
+        await self._append(PolicyPublished(samplers=tuple(samplers)), version=version)
+
+    async def _keep_samplers_current(self) -> None:
+        """A sampler that was started anew holds old weights, and waits for ours."""
+        while True:
+            await anyio.sleep(ANNOUNCE_EVERY_S)
+            version = self._version
+            if any(v != version for v in await self._publisher.versions()):
+                async with self._weights:
+                    if self._version == version and any(
+                        v != version for v in await self._publisher.versions()
+                    ):
+                        logger.warning("a sampler is not at version %d: publishing again", version)
+                        await self._publisher.publish(version)
+
+    async def _checkpoint(self, step: int) -> None:
+        path = await run_sync(self._learner.save, step)
+        await self._append(CheckpointSaved(step=step, path=str(path)), version=step)
+
+    # --- the log ---------------------------------------------------------------------------------------------------
+
+    async def _claim(self) -> None:
+        """Become the owner of the run's log: begin it, or fold it and take it over."""
+        while True:
+            past = await read_all(self._bus, self._log)
+            self._state = RunState.of(past)
+            self._events = len(past)
+            data: EventData = RunTakenOver(node=f"trainer/{self._run_id}")
+            if not past:
+                data = RunStarted(kind="train", config=self._config.model_dump(mode="json"))
+            try:
+                await self._append(data)
+            except Fenced:
+                continue  # the former trainer appended since we read, for the last time
+            return
+
+    async def _restore(self) -> int:
+        """Load the newest checkpoint; returns the first step to take (perhaps again)."""
+        newest = await run_sync(self._newest_checkpoint)
+        if newest is None:
+            return 1
+        step = await run_sync(self._learner.load, newest)
+        self._version = step
+        if not self._state.steps or step >= max(self._state.steps):
+            await self._publish(step)
+        return step + 1
+
+    def _newest_checkpoint(self) -> Path | None:
+        saved = self._state.checkpoints
+        return next(
+            (p for s in sorted(saved, reverse=True) if (p := Path(saved[s])).exists()), None
+        )
+
+    async def _append(self, data: EventData, *, version: int | None = None) -> None:
+        event = Event.of(
+            data,
+            source=f"trainer/{self._run_id}",
+            run_id=self._run_id,
+            policy=self._config.policy if version is not None else None,
+            policy_version=version,
+        )
+        await self._append_events([event])
+
+    async def _append_events(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
+        async with self._appending:
+            last = await self._bus.append(self._log, self._events, events, acks=acks)
+            for seq, event in enumerate(events, last - len(events) + 1):
+                self._state.add(event.at(seq))
+            self._events = last
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def _change(self) -> None:
+        """Wait until the log has grown.
+
+        Raises:
+            TrainingError: nothing has happened for `stall_timeout_s`.
+        """
+        patience = self._config.stall_timeout_s
+        with anyio.move_on_after(patience):
+            await self._changed.wait()
+            return
+        backlog = await self._bus.backlog(EPISODES_QUEUE)
+        raise TrainingError(
+            f"no episode has ended for {patience:g} s, {backlog} wait in the queue: are workers and sampler running?"
+            f" See aworld nodes --bus {self._bus.url}, and the run's log folder"
+        )
+
+    async def _announce(self) -> None:
+        node = NodeInfo(
+            name=f"trainer/{self._run_id}",
+            kind="trainer",
+            version=self._code_version,
+            since=utc_now(),
+        )
+        while True:
+            await self._bus.announce(
+                node.model_copy(update={"detail": {"policy_version": self._version}})
+            )
+            await anyio.sleep(ANNOUNCE_EVERY_S)
+
+
+def rollout_metrics(episodes: Sequence[Episode], rows: Sequence[TrainingRow]) -> dict[str, float]:
+    """What the batch's episodes were like, by the names of the field."""
+    rewards = [e.reward for e in episodes if e.reward is not None]
+    turns = [len(t.turns) for e in episodes for t in e.trajectories]
+    sampled = [sum(row.loss_mask) for row in rows]
+    parts: dict[str, list[float]] = {}
+    for episode in episodes:
+        for trajectory in episode.trajectories:
+            for name, value in trajectory.breakdown.items():
+                parts.setdefault(name, []).append(value)
+    return {
+        "reward/mean": _mean(rewards),
+        "reward/max": max(rewards, default=0.0),
+        "rollout/num_turns": _mean(turns),
+        "rollout/response_length": _mean(sampled),
+        "rollout/tool_calls": _mean([e.tool_calls for e in episodes]),
+        "rollout/rows_per_rollout": len(rows) / max(1, len({row.rollout_id for row in rows})),
+        **{f"reward/{name}": _mean(values) for name, values in sorted(parts.items())},
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
