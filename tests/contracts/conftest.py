@@ -5,12 +5,12 @@ A service that can't be started skips its tests and says why; with REQUIRE_SERVI
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -20,8 +20,14 @@ from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.server import PrivateServer, find_server_binary
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.events import Registry
+from tests.services import missing
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 BUSES = ("memory", "redis", "unix")
+OWNED = "log|mail|feed|work|delayed|dead"
+"""Kinds of keys that an episode, a queue or the namespace owns. All others have a time to live."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,24 +61,57 @@ async def bus_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
     try:
         find_server_binary()
     except ConfigError as error:
-        if os.environ.get("REQUIRE_SERVICES") == "1":
-            raise
-        pytest.skip(str(error))
+        missing("Redis or Valkey", str(error))
     folder = tmp_path_factory.mktemp("bus")
     async with PrivateServer(folder, options={"unixsocket": str(folder / "socket")}) as server:
         yield server
 
 
 @pytest.fixture(params=BUSES)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    kind: str = request.param
-    if kind == "memory":
-        only = open_bus("memory://")
-        return Backend(lambda: nullcontext(only))
+def server_url(request: pytest.FixtureRequest) -> str | None:
+    """Where the bus's server is; None where it needs none."""
+    if request.param == "memory":
+        return None
     server: PrivateServer = request.getfixturevalue("bus_server")
-    where = server.url if kind == "redis" else f"unix://{quote(str(server.folder / 'socket'))}?db=0"
-    url = f"{where}{'&' if '?' in where else '?'}namespace=test-{uuid4().hex[:12]}"
-    return Backend(lambda: open_bus(url, Registry()))
+    if request.param == "unix":
+        return f"unix://{quote(str(server.folder / 'socket'))}"
+    return server.url
+
+
+@pytest.fixture
+async def backend(server_url: str | None) -> AsyncIterator[Backend]:
+    if server_url is None:
+        only = open_bus("memory://")
+        yield Backend(lambda: nullcontext(only))
+        return
+    from redis.asyncio import Redis
+
+    from aworld_runtime.bus.redis.keys import Keys
+    from aworld_runtime.bus.redis.scripts import BODY
+
+    keys = Keys(f"test-{uuid4().hex[:12]}")
+    url = f"{server_url}?namespace={keys.namespace}"
+    async with Redis.from_url(server_url) as client:
+
+        async def put_raw(queue: str, raw: bytes) -> None:
+            await client.xadd(keys.queue(queue).work, {BODY: raw})
+
+        yield Backend(lambda: open_bus(url, Registry()), put_raw)
+        await check_and_delete_keys(client, keys.namespace)
+
+
+async def check_and_delete_keys(client: Redis, namespace: str) -> None:
+    """A key that has neither an owner nor a time to live stays on the server for ever."""
+    names = cast("list[bytes]", await client.keys(f"{namespace}:*"))
+    leaked = [
+        name
+        for name in names
+        if not re.match(rf"{namespace}:({{.*?}}:)?({OWNED})\b", name.decode())
+        and await client.pttl(name) == -1
+    ]
+    if names:
+        await client.unlink(*names)
+    assert not leaked, f"keys with neither owner nor TTL: {leaked}"
 
 
 @pytest.fixture

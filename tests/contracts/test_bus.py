@@ -108,6 +108,28 @@ async def append_all(bus: Bus, log: str, *batches: list[Event]) -> int:
     return seq
 
 
+# --- the bus as a whole --------------------------------------------------------------------------
+
+
+async def test_an_error_of_its_user_passes_through_as_it_is(connect: Connect) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with connect():
+            raise ZeroDivisionError
+
+
+async def test_an_error_passes_through_whatever_is_open(connect: Connect) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with (
+            connect() as bus,
+            bus.mailbox("log"),
+            bus.tail("log"),
+            bus.feed(),
+            bus.listen("channel"),
+            bus.consume("queue", consumer="c"),
+        ):
+            raise ZeroDivisionError
+
+
 # --- logs ----------------------------------------------------------------------------------------
 
 
@@ -570,10 +592,8 @@ async def test_competing_consumers_get_each_piece_of_work_once(connect: Connect)
             tg.start_soon(consume, name)
         for number in range(total):
             await bus.put("queue", note(str(number)))
-        await wait_until(lambda: len(taken) >= total, description="all work taken")
-        tg.cancel_scope.cancel()
-    async with connect() as bus:
         await wait_until(lambda: is_settled(bus), description="all work settled")
+        tg.cancel_scope.cancel()
     assert sorted(taken, key=int) == [str(number) for number in range(total)]
 
 
@@ -864,6 +884,36 @@ async def test_a_consumer_that_waits_does_not_lose_its_turn_to_a_cancelled_one(b
         with anyio.fail_after(DEADLINE_S):
             await wait_until(lambda: got == ["a"], description="the work done")
         tg.cancel_scope.cancel()
+
+
+async def test_whoever_is_cancelled_leaves_soon_and_gives_back_what_it_held(
+    connect: Connect,
+) -> None:
+    """Ctrl-C, or a failure beside it, ends a worker in the middle of everything."""
+    holding = anyio.Event()
+    cancelled_at = 0.0
+
+    async def work() -> None:
+        async with (
+            connect() as bus,
+            bus.mailbox("log") as mail,
+            bus.feed(),
+            bus.consume("queue", consumer="cancelled") as consumer,
+        ):
+            await consumer.take()
+            holding.set()
+            await anext(mail)
+
+    async with connect() as bus:
+        await bus.put("queue", note("a"))
+        async with anyio.create_task_group() as tg:
+            tg.start_soon(work)
+            await soon(holding.wait())
+            cancelled_at = time.monotonic()
+            tg.cancel_scope.cancel()
+        assert time.monotonic() - cancelled_at < 2.0
+        async with bus.consume("queue", consumer="heir") as heir:
+            assert text_of((await soon(heir.take())).event) == "a"
 
 
 # --- request and reply ---------------------------------------------------------------------------
