@@ -1,0 +1,194 @@
+"""Replay: identical, or stopped at the first difference."""
+# ruff: noqa: ARG002 - nodes have a given signature
+
+import logging
+
+import pytest
+from pydantic import JsonValue
+
+from aworld_runtime import Agent, Swarm
+from aworld_runtime.bus.open import open_bus
+from aworld_runtime.errors import ReplayError
+from aworld_runtime.events import (
+    EpisodeFinished,
+    Event,
+    EventData,
+    MessagePosted,
+    ModelRequested,
+    Registry,
+)
+from aworld_runtime.messages import ToolCall
+from aworld_runtime.models.scripted import ScriptedModel
+from aworld_runtime.nodes.context import Context
+from aworld_runtime.nodes.node import Program, Runnable
+from aworld_runtime.replay.replay import Divergence, inspect, replay
+from tests.episodes import EXACT_MATCH, Adder, adding, adding_swarm, request_episode, run_episode
+from tests.replayed import changed_swarm, dice, swarm
+
+
+async def record(program: Runnable, *, environment: str | None = None) -> list[Event]:
+    """The log of a finished episode, as a store gives it back."""
+    async with open_bus("memory://") as bus:
+        requested = request_episode(environment=environment, expected="checked: 100")
+        events = await run_episode(bus, requested, program.program())
+    registry = Registry()
+    return [registry.decode(registry.encode(e), seq=e.seq) for e in events]
+
+
+async def diverge(events: list[Event], program: Program) -> Divergence:
+    report = await replay(events, program)
+    assert not report.identical
+    assert report.divergence is not None
+    return report.divergence
+
+
+def seq_of(events: list[Event], role: str, kind: type[EventData]) -> int:
+    return next(e.seq for e in events if e.role == role and isinstance(e.data, kind))
+
+
+async def test_replay_is_identical_without_one_live_call() -> None:
+    model, tool = ScriptedModel(adding), Adder()
+    again = adding_swarm(model, tool)
+    events = await record(swarm, environment=EXACT_MATCH)
+    report = await replay(events, again.program())
+    assert report.identical
+    assert (report.live_calls, len(model.requests), tool.ran) == (0, 0, [])
+    assert report.events == len(events)
+    assert report.handlers == sum(e.type == "delivery.handled" for e in events)
+    assert report.episode == events[0].episode_id
+
+
+async def test_inspect_folds_the_log() -> None:
+    episode = inspect(await record(swarm))
+    assert episode.answer == "checked: 100"
+    assert [t.role for t in episode.trajectories] == ["solver", "verifier"]
+
+
+async def test_one_word_of_a_prompt_stops_at_that_agents_request() -> None:
+    events = await record(swarm)
+    found = await diverge(events, changed_swarm().program())
+    assert (found.seq, found.role) == (seq_of(events, "verifier", ModelRequested), "verifier")
+    assert "Check." in found.recorded
+    assert "Verify." in found.replayed
+
+
+async def test_a_changed_tool_list_stops_at_the_first_request() -> None:
+    def multiply(a: int, b: int) -> int:
+        return a * b
+
+    model = ScriptedModel(adding)
+    solver = Agent("solver", llm=model, tools=[Adder(), multiply], system_prompt="Add.")
+    changed = Swarm(solver, Agent("verifier", llm=model, system_prompt="Check."))
+    events = await record(swarm)
+    found = await diverge(events, changed.program())
+    assert found.seq == seq_of(events, "solver", ModelRequested)
+    assert "multiply" in found.replayed
+    assert "multiply" not in found.recorded
+
+
+async def test_reordered_tools_are_a_change() -> None:
+    def multiply(a: int, b: int) -> int:
+        return a * b
+
+    events = await record(Agent("solver", llm=ScriptedModel("5"), tools=[Adder(), multiply]))
+    again = Agent("solver", llm=ScriptedModel("5"), tools=[multiply, Adder()])
+    found = await diverge(events, again.program())
+    assert found.seq == seq_of(events, "solver", ModelRequested)
+
+
+async def test_random_drawn_past_the_context_diverges_where_it_was_used() -> None:
+    events = await record(dice)
+    found = await diverge(events, dice.program())
+    assert found.seq == seq_of(events, "dice", EpisodeFinished)
+
+
+async def test_a_role_that_the_program_lacks_is_named() -> None:
+    events = await record(swarm)
+    whole = swarm.program()
+    found = await diverge(events, Program(nodes=whole.nodes[1:], tools=whole.tools))
+    assert found.role == "solver"
+    assert "no such role; it has: verifier, swarm, environment" in found.message
+
+
+class Failing:
+    """Fails in one of three ways."""
+
+    role = "failing"
+    subscriptions = ("episode.requested",)
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        async def outside() -> JsonValue:
+            raise ConnectionError("nobody there")
+
+        ctx.emit(MessagePosted(content="trying"), to="nobody")
+        match self.how:
+            case "code":
+                raise KeyError("missing")
+            case "outside":
+                await ctx.record("page", outside)
+            case _:
+                ctx.emit(EpisodeFinished(answer="fine"))
+
+    def program(self) -> Program:
+        return Program(nodes=(self,))
+
+
+@pytest.fixture
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """These nodes fail on purpose."""
+    caplog.set_level(logging.ERROR)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("how", ["code", "outside"])
+async def test_a_failure_replays_as_the_same_failure(how: str) -> None:
+    events = await record(Failing(how))
+    assert inspect(events).reason == "failed"
+    report = await replay(events, Failing(how).program())
+    assert report.identical, report.divergence
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_a_mended_failure_is_a_divergence() -> None:
+    found = await diverge(await record(Failing("code")), Failing("not").program())
+    assert "emitted episode.finished" in found.message
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_a_new_failure_is_a_divergence() -> None:
+    found = await diverge(await record(Failing("not")), Failing("code").program())
+    assert "episode.finished; this time it did nothing more" in found.message
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_an_agent_whose_model_failed_replays() -> None:
+    program = Agent("solver", llm=ScriptedModel([KeyError("x")]))
+    report = await replay(await record(program), program.program())
+    assert report.identical, report.divergence
+
+
+async def test_turn_limit_and_malformed_calls_replay() -> None:
+    bad = ToolCall(id="c1", name="add", malformed="{")
+    for model in (ScriptedModel([bad], repeat_last=True), ScriptedModel(adding)):
+        program = Agent("solver", llm=model, tools=[Adder()], max_turns=2)
+        events = await record(program)
+        assert inspect(events).reason in {"turn_limit", "malformed"}
+        assert (await replay(events, program.program())).identical
+
+
+async def test_a_log_that_begins_in_the_middle_is_refused() -> None:
+    events = await record(swarm)
+    with pytest.raises(ReplayError, match=r"expected episode\.requested"):
+        await replay(events[3:], swarm.program())
+    with pytest.raises(ReplayError, match="begins with nothing"):
+        await replay([], swarm.program())
+
+
+async def test_an_unfinished_log_replays_as_far_as_it_goes() -> None:
+    events = await record(swarm)
+    for cut in range(1, len(events) - 1):  # the last two come in one append
+        report = await replay(events[:cut], swarm.program())
+        assert report.identical, (cut, report.divergence)
