@@ -70,7 +70,10 @@ class DeadLetter:
 
 
 class Delivery(Protocol):
-    """One event as a consumer received it. Its lease is renewed until it is settled or its consumer closes."""
+    """One event as a consumer received it; it has no seq.
+
+    Its lease is renewed until it is settled or its consumer closes.
+    """
 
     @property
     def event(self) -> Event: ...
@@ -116,7 +119,10 @@ class Consumer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """An event sent to a log's owner. Pass it to `append(..., acks=...)` with the events that record it."""
+    """An event sent to a log's owner; it has no seq yet.
+
+    Pass it to `append(..., acks=...)` with the events that record it.
+    """
 
     id: str
     log: str

@@ -916,6 +916,16 @@ async def test_whoever_is_cancelled_leaves_soon_and_gives_back_what_it_held(
             assert text_of((await soon(heir.take())).event) == "a"
 
 
+async def test_an_event_that_is_sent_on_from_a_log_leaves_its_seq_there(bus: Bus) -> None:
+    called = note("a").at(7)
+    await bus.put("queue", called)
+    await bus.send_mail("log", called)
+    async with bus.consume("queue", consumer="c") as consumer, bus.mailbox("log") as box:
+        [mail] = await mails_of(box, 1)
+        assert (await soon(consumer.take())).event.seq == 0
+        assert mail.event.seq == 0
+
+
 # --- request and reply ---------------------------------------------------------------------------
 
 

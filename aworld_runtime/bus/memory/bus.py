@@ -114,7 +114,7 @@ class MemoryBus:
     async def send_mail(self, log: str, event: Event) -> None:
         self._check_size(event)
         await self._let_others_run()
-        self._mail(log, event)
+        self._mail(log, on_its_way(event))
 
     @asynccontextmanager
     async def mailbox(self, log: str) -> AsyncGenerator[AsyncIterator[list[Mail]]]:
@@ -126,7 +126,7 @@ class MemoryBus:
     async def put(self, queue: str, event: Event, *, at: datetime | None = None) -> None:
         self._check_size(event)
         await self._let_others_run()
-        work = Work(event)
+        work = Work(on_its_way(event))
         delay_s = 0.0 if at is None else (at - datetime.now(UTC)).total_seconds()
         if delay_s > 0:
             self._queue(queue).add_later(work, delay_s)
@@ -177,9 +177,9 @@ class MemoryBus:
         self._check_size(answer)
         await self._let_others_run()
         if request.episode_id is not None:
-            self._mail(episode_log(request.episode_id), answer)
+            self._mail(episode_log(request.episode_id), on_its_way(answer))
         elif (waiting := self._replies.get(request.id)) and waiting.answer is None:
-            waiting.answer = answer
+            waiting.answer = on_its_way(answer)
             waiting.changed.notify_all()
 
     # lanes
@@ -254,6 +254,11 @@ class MemoryBus:
         self._calls += 1
         if self._calls % YIELD_EVERY == 0:
             await checkpoint()
+
+
+def on_its_way(event: Event) -> Event:
+    """The event outside of a log, where it has no place: as on a bus that sends bytes."""
+    return event.at(0) if event.seq else event
 
 
 class Reply:
