@@ -73,6 +73,7 @@ class Runtime:
         self.bus: Bus = open_bus(bus or settings.bus, registry)
         self.store: Store = open_store(store or settings.store, registry)
         self.run_id = f"{utc_now():%Y%m%d-%H%M%S}-{token_hex(3)}"
+        self._models = settings.llm
         self._kind = kind
         self._slots = slots
         self._programs: dict[str, Runnable] = {}
@@ -96,7 +97,11 @@ class Runtime:
             tasks.start_soon(self._receive, mail)
             if self._slots:
                 worker = Worker(
-                    self.bus, name=token_hex(3), slots=self._slots, programs=self._programs
+                    self.bus,
+                    name=token_hex(3),
+                    slots=self._slots,
+                    programs=self._programs,
+                    models=self._models,
                 )
                 tasks.start_soon(worker.run)
             self._stack = stack.pop_all()

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from pydantic import JsonValue
 
@@ -108,8 +108,9 @@ def request_episode(
     )
 
 
-def no_models(spec: ModelSpec) -> NoReturn:
-    raise AssertionError(f"nobody should connect to {spec.model}")
+def as_given(asked: ModelSpec | ChatModel) -> ChatModel:
+    assert not isinstance(asked, ModelSpec), f"nobody should connect to {asked.model}"
+    return asked
 
 
 def owner_of(
@@ -118,7 +119,7 @@ def owner_of(
     program: Program,
     *,
     worker: str = "w1",
-    connect: Callable[[ModelSpec], ChatModel] = no_models,
+    connect: Callable[[ModelSpec | ChatModel], ChatModel] = as_given,
 ) -> EpisodeOwner:
     return EpisodeOwner(
         bus=bus, requested=requested, program=program, worker=worker, connect=connect

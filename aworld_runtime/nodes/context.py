@@ -52,8 +52,8 @@ class World(Protocol):
         ...
 
     @property
-    def connect(self) -> Callable[[ModelSpec], ChatModel]:
-        """Gives a client for a spec, shared by all that ask for the same."""
+    def connect(self) -> Callable[[ModelSpec | ChatModel], ChatModel]:
+        """Gives the model of a spec or a client, with this process's settings; shared by all that ask for the same."""
         ...
 
 
@@ -335,8 +335,7 @@ class Context:
         request: ModelRequest,
     ) -> Event:
         try:
-            chat = world.connect(asked) if isinstance(asked, ModelSpec) else asked
-            completion = await chat.complete(request)
+            completion = await world.connect(asked).complete(request)
         except Exception as error:  # noqa: BLE001 - the boundary: a client's crash is recorded, so a replay repeats it
             answer = self._event(_failure(error), correlation_id=requested.id)
         else:

@@ -74,7 +74,7 @@ class Commit:
 class EpisodeOwner:
     """Runs one episode to its end.
 
-    `connect` gives a client for a `ModelSpec`; `is_ours` says whether the claim on the episode still holds.
+    `connect` gives the model that a spec or an agent's client stands for; `is_ours` says whether the claim on the episode still holds.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class EpisodeOwner:
         requested: Event,
         program: Program,
         worker: str,
-        connect: Callable[[ModelSpec], ChatModel],
+        connect: Callable[[ModelSpec | ChatModel], ChatModel],
         is_ours: Callable[[], bool] = lambda: True,
     ) -> None:
         if not isinstance(requested.data, EpisodeRequested) or requested.episode_id is None:

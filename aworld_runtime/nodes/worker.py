@@ -22,7 +22,7 @@ from aworld_runtime.errors import AWorldError, Fenced
 from aworld_runtime.events import EpisodeRequested, Event, utc_now
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.models.base import ChatModel
-from aworld_runtime.models.client import from_spec
+from aworld_runtime.models.client import NO_DEFAULTS, LLMClient, ModelDefaults, from_spec
 from aworld_runtime.names import EPISODES_QUEUE, run_log
 from aworld_runtime.nodes.node import Program, Runnable, load_program
 from aworld_runtime.nodes.owner import EpisodeOwner
@@ -34,7 +34,8 @@ ANNOUNCE_EVERY_S = 1.0
 class Worker:
     """Runs episodes from the queue until drained or cancelled.
 
-    `programs` are runnables known to this process alone, by the reference (`local:NAME`) that requests use.
+    `programs` are runnables known to this process alone, by the reference (`local:NAME`) that requests use; `models` is
+    what model clients fall back to.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Worker:
         slots: int = 8,
         programs: Mapping[str, Runnable] | None = None,
         version: str = "",
+        models: ModelDefaults = NO_DEFAULTS,
         queue: str = EPISODES_QUEUE,
     ) -> None:
         self.name = name
@@ -55,7 +57,8 @@ class Worker:
         self._version = version
         self._queue = queue
         self._loaded: dict[str, Program] = {}
-        self._models: dict[ModelSpec, ChatModel] = {}
+        self._defaults = models
+        self._models: dict[ModelSpec | LLMClient, ChatModel] = {}
         self._hosted: set[tuple[str, str]] = set()
         self._running = 0
         self._idle = anyio.Event()
@@ -147,10 +150,17 @@ class Worker:
             self._hosted.add(("environment", data.task.environment.rpartition(":")[2]))
         return program
 
-    def _connect(self, spec: ModelSpec) -> ChatModel:
-        if spec not in self._models:
-            self._models[spec] = from_spec(spec)
-        return self._models[spec]
+    def _connect(self, asked: ModelSpec | ChatModel) -> ChatModel:
+        """Connections are the worker's: they end with it, and with its event loop."""
+        if isinstance(asked, ModelSpec):
+            if asked not in self._models:
+                self._models[asked] = from_spec(asked, defaults=self._defaults)
+            return self._models[asked]
+        if isinstance(asked, LLMClient):
+            if asked not in self._models:
+                self._models[asked] = asked.connect(self._defaults)
+            return self._models[asked]
+        return asked
 
     async def _report(self, finished: Event) -> None:
         """Tell the run. At least once: the run knows episodes by their id."""

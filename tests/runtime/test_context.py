@@ -145,8 +145,8 @@ async def test_an_agent_without_a_model_says_so(bus: Bus) -> None:
 async def test_the_run_may_give_a_role_another_model(bus: Bus) -> None:
     policy = ScriptedModel("from the policy", name="policy")
 
-    def connect(spec: ModelSpec) -> ChatModel:
-        assert spec.model == "policy"
+    def connect(asked: ModelSpec | ChatModel) -> ChatModel:
+        assert asked == ModelSpec(model="policy")
         return policy
 
     requested = request_episode(models={"*": ModelSpec(model="policy")})
