@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
         (config.invocation_params.dir / arg.partition("::")[0]).resolve().is_relative_to(here)
         for arg in config.args
     ):
-        config.option.verbose = max(config.option.verbose, 1)
+        config.option.verbose = config.option.verbose or 1
 
 
 class Connect(Protocol):

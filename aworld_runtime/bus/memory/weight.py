@@ -17,24 +17,25 @@ def weight(value: Any) -> int:
     while rest:
         item = rest.pop()
         total += 8
-        if isinstance(item, str | bytes):
+        kind: type[Any] = type(item)
+        if kind is str:
             total += len(item)
-        elif isinstance(item, int):
+        elif kind is int:
             total += item.bit_length() >> 3
-        elif isinstance(item, BaseModel):
-            fields = item.__dict__
-            total += 16 * len(fields)
-            rest += fields.values()
-        elif isinstance(item, dict):
+        elif kind is dict:
             mapping = cast("dict[str, Any]", item)
             total += sum(map(len, mapping))
             rest += mapping.values()
-        elif isinstance(item, list):
-            rest += cast("list[Any]", item)
-        elif isinstance(item, tuple):
-            numbers = cast("tuple[Any, ...]", item)
-            if len(numbers) > MANY and isinstance(numbers[0], int | float):
-                total += 8 * len(numbers)
+        elif kind is list:
+            rest += item
+        elif kind is tuple:
+            if len(item) > MANY and isinstance(item[0], int | float):
+                total += 8 * len(item)
             else:
-                rest += numbers
+                rest += item
+        elif isinstance(item, BaseModel):
+            total += 16 * len(item.__dict__)
+            rest += item.__dict__.values()
+        elif isinstance(item, str | bytes):
+            total += len(item)
     return total
