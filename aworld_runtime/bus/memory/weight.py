@@ -17,7 +17,7 @@ def weight(value: Any) -> int:
     while rest:
         item = rest.pop()
         total += 8
-        kind: type[Any] = type(item)
+        kind = cast("type[object]", type(item))
         if kind is str:
             total += len(item)
         elif kind is int:
