@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from pydantic import JsonValue, TypeAdapter
 
@@ -117,13 +117,32 @@ def comparable(event: Event) -> dict[str, Any]:
 
 
 def divergence(recorded: Event, replayed: Event | None) -> DivergenceError:
-    what = "did nothing more" if replayed is None else f"emitted {replayed.type}"
+    if replayed is None:
+        what = "did nothing more"
+    elif replayed.type != recorded.type:
+        what = f"emitted {replayed.type}"
+    else:
+        what = f"differs in {', '.join(_differing(comparable(recorded), comparable(replayed)))}"
     return DivergenceError(
         f"at seq {recorded.seq}, {recorded.role} recorded {recorded.type}; this time it {what}",
         seq=recorded.seq,
         recorded=readable(recorded),
         replayed="(nothing)" if replayed is None else readable(replayed),
     )
+
+
+def _differing(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[str]:
+    """Paths of the fields that are not equal."""
+    paths: list[str] = []
+    for name in sorted({*a, *b}):
+        one, two = a.get(name), b.get(name)
+        if name == "data" and isinstance(one, dict) and isinstance(two, dict):
+            paths += _differing(
+                cast("dict[str, Any]", one), cast("dict[str, Any]", two), f"{name}."
+            )
+        elif one != two:
+            paths.append(prefix + name)
+    return paths
 
 
 def readable(event: Event) -> str:

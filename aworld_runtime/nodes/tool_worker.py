@@ -5,31 +5,65 @@ queue tool:NAME ──▶ take ──▶ run, up to `slots` at once ──▶ re
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping
 
 import anyio
 
-from aworld_runtime.bus.base import Bus, Consumer, Delivery
+from aworld_runtime.bus.base import Bus, Consumer, Delivery, NodeInfo
+from aworld_runtime.events import utc_now
 from aworld_runtime.names import tool_queue
 from aworld_runtime.nodes.owner import answer_call
 from aworld_runtime.tools.base import BaseTool
+
+ANNOUNCE_EVERY_S = 1.0
 
 
 class ToolWorker:
     """Runs until cancelled. A call is made again if its worker dies: tools see it at least once."""
 
     def __init__(
-        self, bus: Bus, tools: Mapping[str, BaseTool], *, name: str, slots: int = 16
+        self,
+        bus: Bus,
+        tools: Mapping[str, BaseTool],
+        *,
+        name: str,
+        slots: int = 16,
+        version: str = "",
     ) -> None:
         self._bus = bus
         self._tools = tools
         self._name = name
         self._slots = slots
+        self._version = version
+        self._running = dict.fromkeys(tools, 0)
+        self._since = utc_now()
 
     async def run(self) -> None:
-        async with anyio.create_task_group() as tasks:
-            for tool in self._tools:
-                tasks.start_soon(self._serve, tool)
+        try:
+            async with anyio.create_task_group() as tasks:
+                for tool in self._tools:
+                    tasks.start_soon(self._serve, tool)
+                while True:
+                    for tool in self._tools:
+                        await self._bus.announce(self._node(tool))
+                    await anyio.sleep(ANNOUNCE_EVERY_S)
+        finally:
+            with anyio.move_on_after(2, shield=True):
+                for tool in self._tools:
+                    await self._bus.withdraw(self._node(tool).name)
+
+    def _node(self, tool: str) -> NodeInfo:
+        return NodeInfo(
+            name=f"{tool}/{self._name}",
+            kind="tool",
+            version=self._version,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            load=self._running[tool] / self._slots,
+            since=self._since,
+        )
 
     async def _serve(self, tool: str) -> None:
         async with (
@@ -45,8 +79,12 @@ class ToolWorker:
             tasks.start_soon(self._answer, await consumer.take(), tool)
 
     async def _answer(self, delivery: Delivery, tool: str) -> None:
-        answer = await answer_call(
-            delivery.event, self._tools[tool], source=f"{tool}/{self._name}", known=self._tools
-        )
-        await self._bus.reply(delivery.event, answer)
-        await delivery.ack()
+        self._running[tool] += 1
+        try:
+            answer = await answer_call(
+                delivery.event, self._tools[tool], source=f"{tool}/{self._name}", known=self._tools
+            )
+            await self._bus.reply(delivery.event, answer)
+            await delivery.ack()
+        finally:
+            self._running[tool] -= 1

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping
 
 import anyio
 from anyio.abc import TaskGroup
+from pydantic import JsonValue
 
 from aworld_runtime.bus.base import Bus, Delivery, NodeInfo
-from aworld_runtime.errors import AWorldError, Fenced
+from aworld_runtime.errors import AWorldError, Fenced, WorkerRefusedError
 from aworld_runtime.events import EpisodeRequested, Event, utc_now
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.models.base import ChatModel
@@ -83,6 +84,25 @@ class Worker:
         finally:
             with anyio.move_on_after(2, shield=True):
                 await self._leave()
+
+    @property
+    def running(self) -> int:
+        """Episodes that it runs now."""
+        return self._running
+
+    @property
+    def draining(self) -> bool:
+        return self._draining.is_set()
+
+    def health(self) -> dict[str, JsonValue]:
+        """What it says of itself when asked."""
+        return {
+            "status": "draining" if self.draining else "ok",
+            "worker": self.name,
+            "version": self._version,
+            "running": self._running,
+            "slots": self._slots,
+        }
 
     def drain(self) -> None:
         """Take no more episodes; `run` returns once those it has are done."""
@@ -201,3 +221,17 @@ class Worker:
             await self._bus.withdraw(node.name)
         for model in self._models.values():
             await model.aclose()
+
+
+async def check_version(bus: Bus, version: str) -> None:
+    """See whether a worker of this code may join.
+
+    Raises:
+        WorkerRefusedError: a run on this bus uses other code.
+    """
+    for node in await bus.nodes():
+        if node.kind == "trainer" and node.version and node.version != version:
+            raise WorkerRefusedError(
+                f"{node.name} on this bus runs code version {node.version}, this worker has {version}:"
+                " start it from the same code"
+            )

@@ -68,6 +68,7 @@ async def test_one_word_of_a_prompt_stops_at_that_agents_request() -> None:
     events = await record(swarm)
     found = await diverge(events, changed_swarm().program())
     assert (found.seq, found.role) == (seq_of(events, "verifier", ModelRequested), "verifier")
+    assert "differs in data.preamble, data.prompt_sha256" in found.message
     assert "Check." in found.recorded
     assert "Verify." in found.replayed
 
@@ -100,6 +101,7 @@ async def test_random_drawn_past_the_context_diverges_where_it_was_used() -> Non
     events = await record(dice)
     found = await diverge(events, dice.program())
     assert found.seq == seq_of(events, "dice", EpisodeFinished)
+    assert found.message.endswith("this time it differs in data.answer")
 
 
 async def test_a_role_that_the_program_lacks_is_named() -> None:

@@ -1,0 +1,150 @@
+"""Chooses a command, and turns what goes wrong into one line and an exit code.
+
+    0    done
+    1    it ran, and the answer is no: an episode failed, a replay differs
+    2    the caller can mend it: arguments, names, a server that can't be reached
+    130  Ctrl-C
+
+A command is a module with `add_arguments(parser)` and a function of the parsed arguments; it is imported when it is
+chosen. `--help` imports none of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from aworld_runtime.errors import (
+    AWorldError,
+    BusUnavailableError,
+    StoreUnavailableError,
+    UsageError,
+    WorkerRefusedError,
+)
+
+GROUP = "aworld.commands"
+"""Entry points by which other packages add commands: name = "module:function"."""
+MENDABLE = (UsageError, BusUnavailableError, StoreUnavailableError, WorkerRefusedError)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Where a command is, and what the overview says about it."""
+
+    reference: str
+    """`module:function`; the module's `add_arguments` defines the arguments."""
+    help: str
+
+
+COMMANDS = {
+    "run": Command("aworld_runtime.cli.run:run", "run an agent or a swarm on one task"),
+    "train": Command(
+        "aworld_runtime.training.cli:train_command", "train the model behind the agents of a task"
+    ),
+    "runs": Command("aworld_runtime.cli.runs:run", "list runs and their episodes"),
+    "status": Command("aworld_runtime.cli.status:run", "show how a run is doing"),
+    "log": Command("aworld_runtime.cli.log:run", "show what happened in an episode"),
+    "replay": Command("aworld_runtime.cli.replay:run", "run episodes again from their logs"),
+    "nodes": Command("aworld_runtime.cli.nodes:run", "list who is on the bus"),
+    "worker": Command("aworld_runtime.cli.worker:run", "run episodes and tools for a bus"),
+    "verify": Command("aworld_runtime.cli.verify:run", "compare what the bus and the store hold"),
+    "doctor": Command("aworld_runtime.cli.doctor:run", "show what is installed, and what to add"),
+}
+"""Ours, the upper layers' too: a source checkout has no entry points."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return 130
+    except (AWorldError, BaseExceptionGroup) as error:
+        return _explain(error)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in {"-h", "--help", "help"}:
+        print(_overview())
+        return 0
+    if arguments[0] == "--version":
+        from aworld_runtime.version import code_version
+
+        print(code_version())
+        return 0
+    name = arguments[0]
+    module_name, _, function = _find(name).reference.partition(":")
+    module = importlib.import_module(module_name)
+    parser = argparse.ArgumentParser(prog=f"aworld {name}")
+    module.add_arguments(parser)
+    return getattr(module, function)(parser.parse_args(arguments[1:]))
+
+
+def _find(name: str) -> Command:
+    if name in COMMANDS:
+        return COMMANDS[name]
+    others = dict(_of_other_packages())
+    if name in others:
+        return others[name]
+    known = [*COMMANDS, *others]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
+    raise UsageError(f"unknown command {name!r}; {hint}")
+
+
+def _of_other_packages() -> Iterator[tuple[str, Command]]:
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=GROUP):
+        if entry.name not in COMMANDS:
+            package = entry.dist.name if entry.dist else "another package"
+            yield entry.name, Command(entry.value, f"from {package}")
+
+
+def _overview() -> str:
+    commands = {**COMMANDS, **dict(_of_other_packages())}
+    width = max(map(len, commands))
+    lines = [f"  {name:<{width}}  {command.help}" for name, command in commands.items()]
+    return "\n".join(
+        [
+            "usage: aworld COMMAND [ARGUMENTS]",
+            "",
+            "Runs agents and swarms whose every run is a log, and learns from it.",
+            "",
+            *lines,
+            "",
+            "aworld COMMAND --help says more. aworld --version names the code.",
+        ]
+    )
+
+
+def _explain(error: BaseException) -> int:
+    """Say what went wrong in one line, where it is ours to say."""
+    leaves = list(_leaves(error))
+    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        return 130
+    for kind, code in ((MENDABLE, 2), (AWorldError, 1)):
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                print(f"aworld: error: {leaf}", file=sys.stderr)
+                return code
+    raise error
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:  # pyright: ignore[reportUnknownVariableType]
+            yield from _leaves(inner)  # pyright: ignore[reportUnknownArgumentType]
+    else:
+        yield error

@@ -1,0 +1,73 @@
+"""How many episodes a run asked for, and what became of them, read off its log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from aworld_runtime.events import EpisodeFinished, Event, GroupCompleted, GroupRequested
+from aworld_runtime.messages import Data
+from aworld_runtime.store.base import EpisodeRecord, RunRecord
+
+
+class Counts(Data):
+    """Every requested episode is in exactly one of `finished`, `in_flight`, `uncounted` and `lost`."""
+
+    requested: int
+    finished: int
+    """Different episodes that the run counted."""
+    lost: int
+    """Neither finished nor in flight: always 0, or something is wrong."""
+    twice: int
+    """Counted more than once: always 0, or something is wrong."""
+    in_flight: int = 0
+    uncounted: int = 0
+    """The run ended before they did, or before their group was complete."""
+    takeovers: int = 0
+    by_reason: dict[str, int] = {}
+
+    def __str__(self) -> str:
+        text = (
+            f"requested {self.requested}, finished {self.finished}, lost {self.lost},"
+            f" counted twice {self.twice}"
+        )
+        if self.in_flight:
+            text += f", in flight {self.in_flight}"
+        if self.uncounted:
+            text += f", left when the run ended {self.uncounted}"
+        return text
+
+
+def count(run: RunRecord, log: Sequence[Event], episodes: Sequence[EpisodeRecord]) -> Counts:
+    """Compare what a run asked for with what it counted. `log` is the run's; `episodes` are its records."""
+    sizes: dict[str, int] = {}
+    complete: list[str] = []
+    counted: list[str] = []
+    for event in log:
+        match event.data:
+            case GroupRequested(group=group, size=size):
+                sizes[group] = size
+            case GroupCompleted(group=group, episodes=ids):
+                complete.append(group)
+                counted += ids
+            case _:
+                pass
+    if sizes:
+        requested = sum(sizes.values())
+        pending = sum(size for group, size in sizes.items() if group not in complete)
+    else:  # a run without groups counts single episodes
+        counted = [e.episode_id or "" for e in log if isinstance(e.data, EpisodeFinished)]
+        known = {e.id for e in episodes}
+        requested = len(known | set(counted))
+        pending = len(known - set(counted))
+    finished = len(set(counted))
+    return Counts(
+        requested=requested,
+        finished=finished,
+        lost=requested - finished - pending,
+        twice=len(counted) - finished,
+        in_flight=pending if run.finished is None else 0,
+        uncounted=0 if run.finished is None else pending,
+        takeovers=sum(e.takeovers for e in episodes),
+        by_reason=dict(Counter(e.status or "running" for e in episodes).most_common()),
+    )

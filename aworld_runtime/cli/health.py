@@ -1,0 +1,87 @@
+"""`/healthz` of a worker: a few lines of HTTP, for whoever has to know whether it lives."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import TASK_STATUS_IGNORED
+from anyio.abc import SocketAttribute, SocketStream, TaskStatus
+
+from aworld_runtime.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from aworld_runtime.nodes.worker import Worker
+
+HOST = "127.0.0.1"
+REQUEST_S = 5.0
+"""Seconds a client has to ask and to listen."""
+LONGEST = 8 * 1024
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Host and port of `[HOST:]PORT`.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or not 0 <= int(port) < 2**16:
+        raise UsageError(f"--health {text}: expected PORT or HOST:PORT")
+    return host or HOST, int(port)
+
+
+async def serve_health(
+    address: tuple[str, int],
+    worker: Worker,
+    *,
+    task_status: TaskStatus[int] = TASK_STATUS_IGNORED,
+) -> None:
+    """Answer until cancelled; started once it listens, with its port.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
+    host, port = address
+    try:
+        listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
+    except OSError as error:
+        raise ConfigError(f"--health {host}:{port}: {error.strerror or error}") from error
+
+    async def answer(stream: SocketStream) -> None:
+        async with stream:
+            with anyio.move_on_after(REQUEST_S):
+                try:
+                    await stream.send(_answer(await _request_line(stream), worker))
+                except (anyio.BrokenResourceError, anyio.EndOfStream):
+                    return  # it went away; there is nobody to tell
+
+    async with listener:
+        port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - anyio's, not Django's
+        task_status.started(port)
+        await listener.serve(answer)
+
+
+async def _request_line(stream: SocketStream) -> str:
+    head = b""
+    while b"\r\n\r\n" not in head and len(head) < LONGEST:
+        head += await stream.receive()
+    return head.partition(b"\r\n")[0].decode("latin-1")
+
+
+def _answer(request: str, worker: Worker) -> bytes:
+    method, _, rest = request.partition(" ")
+    found = rest.partition(" ")[0].partition("?")[0] == "/healthz"
+    if method not in {"GET", "HEAD"}:
+        status, body = "405 Method Not Allowed", {"error": "GET /healthz"}
+    elif not found:
+        status, body = "404 Not Found", {"error": "GET /healthz"}
+    else:
+        status, body = "200 OK", worker.health()
+    content = json.dumps(body).encode()
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (b"" if method == "HEAD" else content)

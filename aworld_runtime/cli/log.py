@@ -1,0 +1,154 @@
+"""`aworld log EPISODE`: what happened, event by event, indented by cause. Runs no user code."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from aworld_runtime.cli.shared import (
+    LAST,
+    add_bus,
+    add_json,
+    add_store,
+    find_episode,
+    joined_bus,
+    one_line,
+    read_log,
+    stored,
+)
+from aworld_runtime.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from aworld_runtime.events import Event
+    from aworld_runtime.store.base import Store
+
+DEEPEST = 12
+"""Levels of indentation; deeper causes are shown at this one."""
+LOOK_AGAIN_S = 0.2
+"""A store tells nobody that it has grown, so following one in another process means looking."""
+NARROWEST = 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Show an episode's or a run's log: seq, seconds since its start, role, type, what happened."
+    )
+    parser.add_argument(
+        "log",
+        nargs="?",
+        default=LAST,
+        metavar="EPISODE",
+        help="an episode, a run, or last (the newest episode; the default)",
+    )
+    parser.add_argument("--follow", action="store_true", help="go on until the episode ends")
+    parser.add_argument("--all", action="store_true", help="delivery.handled, too")
+    add_bus(parser)
+    add_store(parser)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import anyio
+
+    anyio.run(_log, arguments)
+    return 0
+
+
+async def _log(arguments: argparse.Namespace) -> None:
+    tree = Tree(shutil.get_terminal_size((160, 24)).columns)
+    async with _events(arguments) as events:
+        async for event in events:
+            if arguments.json:
+                fields = event.model_dump_json(exclude_defaults=True)
+                print(f'{{"seq":{event.seq},{fields[1:]}', flush=arguments.follow)
+            elif arguments.all or event.type != "delivery.handled":
+                print(tree.line(event), flush=arguments.follow)
+            else:
+                tree.note(event)
+            if event.type in {"episode.finished", "run.finished"}:
+                return
+
+
+class Tree:
+    """Lays a log out by cause."""
+
+    def __init__(self, width: int) -> None:
+        self._width = max(width, NARROWEST)
+        self._depths: dict[str, int] = {}
+        self._began: datetime | None = None
+
+    def note(self, event: Event) -> int:
+        """Remember the event; returns how deep it stands."""
+        self._began = self._began or event.time
+        depth = self._depths.get(event.causation_id or "", -1) + 1
+        self._depths[event.id] = depth
+        return min(depth, DEEPEST)
+
+    def line(self, event: Event) -> str:
+        from aworld_runtime.cli.gist import gist
+
+        depth = self.note(event)
+        began = self._began or event.time
+        offset = (event.time - began).total_seconds()
+        start = f"{event.seq:>5} {offset:>9.3f}  {'  ' * depth}{event.role}  {event.type}  "
+        return start + one_line(gist(event), max(self._width - len(start), NARROWEST // 2))
+
+
+@asynccontextmanager
+async def _events(arguments: argparse.Namespace) -> AsyncGenerator[AsyncIterator[Event]]:
+    """The log's events: from a server's bus where one is named, else from the store."""
+    from aworld_runtime.config import Settings
+    from aworld_runtime.names import episode_log
+    from aworld_runtime.nodes.logs import Logs
+
+    async with stored(arguments.store) as store:
+        bus_url = arguments.bus or Settings.from_env().bus
+        if urlsplit(bus_url).scheme == "memory":
+            yield _from_store(store, await _find(store, arguments.log), follow=arguments.follow)
+            return
+        async with joined_bus(bus_url) as bus:
+            logs = Logs(bus, store)
+            name = episode_log(arguments.log)
+            if arguments.log == LAST or not await logs.last_seq(name):
+                name = await _find(store, arguments.log)
+            if not arguments.follow:
+                yield _each(await logs.read_all(name))
+                return
+            async with logs.tail(name) as events:
+                yield events
+
+
+async def _find(store: Store, name: str) -> str:
+    """The log of the episode or the run called `name`."""
+    from aworld_runtime.names import episode_log, run_log
+
+    try:
+        return episode_log((await find_episode(store, name)).id)
+    except NotFoundError:
+        if name != LAST and await store.last_seq(run_log(name)):
+            return run_log(name)
+        raise
+
+
+async def _from_store(store: Store, log: str, *, follow: bool) -> AsyncGenerator[Event]:
+    import anyio
+
+    start = 1
+    while True:
+        for event in await read_log(store, log) if start == 1 else await store.read(log, start):
+            start = event.seq + 1
+            yield event
+        if not follow:
+            return
+        await anyio.sleep(LOOK_AGAIN_S)
+
+
+async def _each(events: list[Event]) -> AsyncGenerator[Event]:
+    for event in events:
+        yield event

@@ -1,0 +1,82 @@
+"""`aworld run MODULE:ATTRIBUTE "question"`: one task, one answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from aworld_runtime.cli.shared import add_bus, add_json, add_store, import_from_here
+
+from aworld_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from aworld_runtime.trajectory import Episode
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run an agent or a swarm on one task and print its answer."
+    parser.epilog = 'example: aworld run my_project.agents:solver "What is 17 * 23?"'
+    parser.add_argument("program", metavar="MODULE:ATTRIBUTE", help="an agent or a swarm")
+    parser.add_argument("question", help="the task")
+    parser.add_argument("--timeout", type=float, metavar="S", help="seconds after which it ends")
+    parser.add_argument(
+        "--slots",
+        type=int,
+        default=1,
+        help="episodes that this process runs; 0 leaves them to workers on the bus (default 1)",
+    )
+    add_bus(parser)
+    add_store(parser)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import anyio
+
+    from aworld_runtime.config import Settings
+    from aworld_runtime.nodes.node import load_program
+
+    if arguments.slots < 0:
+        raise UsageError(f"--slots {arguments.slots}: expected 0 or more")
+    bus = arguments.bus or Settings.from_env().bus
+    if not arguments.slots and bus.startswith("memory:"):
+        raise UsageError(f"--slots 0 on {bus}: no other process can run it; give --bus redis://…")
+    import_from_here()
+    if arguments.slots:  # a wrong name is the caller's to mend, not an episode that failed
+        load_program(arguments.program, {}, {})
+    episode = anyio.run(_episode, arguments)
+    if arguments.json:
+        print(json.dumps(_summary(episode), ensure_ascii=False))
+    elif episode.answer:
+        print(episode.answer)
+    if episode.reason == "answered":
+        return 0
+    why = f": {episode.error}" if episode.error else ""
+    print(
+        f"aworld: episode ended as {episode.reason}{why}; see it with: aworld log {episode.id}",
+        file=sys.stderr,
+    )
+    return 1
+
+
+async def _episode(arguments: argparse.Namespace) -> Episode:
+    from aworld_runtime.runtime import Runtime
+
+    async with Runtime(bus=arguments.bus, store=arguments.store, slots=arguments.slots) as runtime:
+        return await runtime.run(arguments.program, arguments.question, timeout_s=arguments.timeout)
+
+
+def _summary(episode: Episode) -> dict[str, object]:
+    return {
+        "episode": episode.id,
+        "run": episode.run_id,
+        "answer": episode.answer,
+        "reason": episode.reason,
+        "error": episode.error,
+        "reward": episode.reward,
+        "turns": sum(len(t.turns) for t in episode.trajectories),
+        "tool_calls": episode.tool_calls,
+        "usage": episode.usage.model_dump(),
+    }

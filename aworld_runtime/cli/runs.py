@@ -1,0 +1,123 @@
+"""`aworld runs`: the runs in the store, and the episodes of one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from aworld_runtime.cli.shared import (
+    add_json,
+    add_store,
+    find_run,
+    one_line,
+    read_log,
+    stored,
+    table,
+)
+
+if TYPE_CHECKING:
+    from aworld_runtime.cli.counts import Counts
+    from aworld_runtime.store.base import EpisodeRecord, RunRecord, Store
+
+ALL = 1_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "List the newest runs, or with --run the episodes of one."
+    parser.add_argument("--run", metavar="RUN", help="a run's id, or last")
+    parser.add_argument(
+        "--limit", type=int, default=20, help="runs or episodes to list (default 20)"
+    )
+    add_store(parser)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import anyio
+
+    anyio.run(_episodes if arguments.run else _runs, arguments)
+    return 0
+
+
+async def counts_of(store: Store, record: RunRecord) -> Counts:
+    """What a run asked for and what became of it."""
+    from aworld_runtime.cli.counts import count
+    from aworld_runtime.names import run_log
+
+    return count(
+        record,
+        await read_log(store, run_log(record.id)),
+        await store.episodes(run_id=record.id, limit=ALL),
+    )
+
+
+def state(record: RunRecord) -> str:
+    return "running" if record.finished is None else (record.reason or "done")
+
+
+async def _runs(arguments: argparse.Namespace) -> None:
+    async with stored(arguments.store) as store:
+        records = await store.runs(limit=arguments.limit)
+        counts = [await counts_of(store, record) for record in records]
+    if arguments.json:
+        for record, found in zip(records, counts, strict=True):
+            print(json.dumps({**record.model_dump(mode="json"), **found.model_dump()}))
+        return
+    rows = [
+        (
+            record.id,
+            record.kind,
+            f"{record.started:%Y-%m-%d %H:%M:%S}",
+            state(record),
+            found.requested,
+            found.finished,
+            found.takeovers,
+            ", ".join(f"{reason} {number}" for reason, number in found.by_reason.items()),
+        )
+        for record, found in zip(records, counts, strict=True)
+    ]
+    head = (
+        "RUN",
+        "KIND",
+        "STARTED (UTC)",
+        "STATE",
+        "REQUESTED",
+        "FINISHED",
+        "TAKEOVERS",
+        "BY REASON",
+    )
+    print(table(head, rows) if rows else "no runs yet")
+
+
+async def _episodes(arguments: argparse.Namespace) -> None:
+    async with stored(arguments.store) as store:
+        record = await find_run(store, arguments.run)
+        episodes = await store.episodes(run_id=record.id, limit=arguments.limit)
+        found = await counts_of(store, record)
+    if arguments.json:
+        listed = [episode.model_dump(mode="json") for episode in episodes]
+        print(json.dumps({"run": record.id, **found.model_dump(), "episodes": listed}))
+        return
+    head = ("EPISODE", "STATUS", "REWARD", "TURNS", "TOKENS", "TAKEOVERS", "SECONDS", "ANSWER")
+    if episodes:
+        print(table(head, [_row(episode) for episode in episodes]))
+    if len(episodes) == arguments.limit:
+        print(f"… the newest {arguments.limit}; --limit shows more")
+    print(f"run {record.id}: {found}")
+
+
+def _row(episode: EpisodeRecord) -> tuple[object, ...]:
+    seconds = "-"
+    if episode.started and episode.finished:
+        seconds = f"{(episode.finished - episode.started).total_seconds():.2f}"
+    return (
+        episode.id,
+        episode.status or "running",
+        "-" if episode.reward is None else f"{episode.reward:.3f}",
+        episode.turns,
+        episode.usage.prompt_tokens + episode.usage.completion_tokens,
+        episode.takeovers,
+        seconds,
+        one_line(episode.answer or episode.error or "", 60),
+    )

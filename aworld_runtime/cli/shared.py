@@ -1,0 +1,148 @@
+"""What several commands need: shared flags, an opened store or bus, the user's own modules, tables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+from aworld_runtime.errors import ConfigError, NotFoundError
+
+if TYPE_CHECKING:
+    from aworld_runtime.bus.base import Bus
+    from aworld_runtime.events import Event, Registry
+    from aworld_runtime.store.base import EpisodeRecord, RunRecord, Store
+
+LAST = "last"
+"""Names the newest run or episode."""
+
+
+def add_bus(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--bus", help="URL of the event bus: redis://… (default: $AWORLD_BUS, else memory://)"
+    )
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--store",
+        help="URL of the store: sqlite:///… or mongodb://…"
+        " (default: $AWORLD_STORE, else sqlite:///.aworld/aworld.db)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def import_from_here() -> None:
+    """Let `module:attribute` name modules in the current folder, as `python -m` does."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+@asynccontextmanager
+async def stored(url: str | None, registry: Registry | None = None) -> AsyncGenerator[Store]:
+    """The store, for reading.
+
+    Raises:
+        NotFoundError: a SQLite file that isn't there; reading must not make one.
+    """
+    from aworld_runtime.config import Settings
+    from aworld_runtime.store.open import open_store
+
+    url = url or Settings.from_env().store
+    if urlsplit(url).scheme == "sqlite":
+        from aworld_runtime.store.sqlite import path_of
+
+        if not path_of(url).exists():
+            raise NotFoundError(
+                f"no store at {url}: nothing has run here yet; name another with --store"
+            )
+    async with open_store(url, registry) as store:
+        yield store
+
+
+@asynccontextmanager
+async def joined_bus(url: str | None) -> AsyncGenerator[Bus]:
+    """A bus that other processes share.
+
+    Raises:
+        ConfigError: none is named: `memory://` is inside one process.
+    """
+    from aworld_runtime.bus.open import open_bus
+    from aworld_runtime.config import Settings
+
+    url = url or Settings.from_env().bus
+    if urlsplit(url).scheme == "memory":
+        raise ConfigError(
+            f"bus {url!r} is inside one process: give --bus redis://… (or set AWORLD_BUS)"
+        )
+    async with open_bus(url) as bus:
+        yield bus
+
+
+async def find_run(store: Store, name: str) -> RunRecord:
+    """The run called `name`; `last` is the newest.
+
+    Raises:
+        NotFoundError: no such run.
+    """
+    runs = await store.runs(limit=1 if name == LAST else 100_000)
+    for run in runs:
+        if name in {run.id, LAST}:
+            return run
+    raise NotFoundError(f"no run {name!r} in {shown(store.url)}; list them with: aworld runs")
+
+
+async def find_episode(store: Store, name: str) -> EpisodeRecord:
+    """The episode called `name`; `last` is the newest.
+
+    Raises:
+        NotFoundError: no such episode.
+    """
+    found = (
+        next(iter(await store.episodes(limit=1)), None)
+        if name == LAST
+        else await store.episode(name)
+    )
+    if found is None:
+        raise NotFoundError(
+            f"no episode {name!r} in {shown(store.url)}; list them with: aworld runs --run last"
+        )
+    return found
+
+
+async def read_log(store: Store, log: str) -> list[Event]:
+    """The whole log, in pages."""
+    events: list[Event] = []
+    while page := await store.read(log, events[-1].seq + 1 if events else 1):
+        events += page
+    return events
+
+
+def shown(url: str) -> str:
+    """A URL without user and password."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns as wide as they need to be; the last one ends where it ends."""
+    lines = [list(head), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def one_line(text: str, width: int) -> str:
+    """`text` on one line of at most `width` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,143 @@
+"""`aworld worker --bus URL`: this process's share of the episodes, and of the tools.
+
+SIGTERM, SIGINT ──▶ drain: take no more, end what runs, leave
+once more       ──▶ leave now; others take the episodes over
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from aworld_runtime.cli.shared import add_bus, import_from_here, joined_bus, shown
+from aworld_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from anyio.abc import TaskGroup
+
+    from aworld_runtime.nodes.worker import Worker
+    from aworld_runtime.tools.base import BaseTool
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run episodes for a bus until SIGTERM or Ctrl-C; a second one ends it now."
+    parser.add_argument("--slots", type=int, default=8, help="episodes at once (default 8)")
+    parser.add_argument("--name", help="unique on the bus (default: host and process id)")
+    parser.add_argument(
+        "--tools",
+        action="append",
+        default=[],
+        metavar="MODULE:ATTRIBUTE",
+        help="also serve a tool, a function or a list of them to episodes elsewhere; repeatable",
+    )
+    parser.add_argument(
+        "--health", metavar="[HOST:]PORT", help="answer GET /healthz there (host: 127.0.0.1)"
+    )
+    add_bus(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import anyio
+
+    if arguments.slots < 1:
+        raise UsageError(f"--slots {arguments.slots}: expected 1 or more")
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    import_from_here()
+    return anyio.run(_serve, arguments)
+
+
+async def _serve(arguments: argparse.Namespace) -> int:
+    import anyio
+
+    from aworld_runtime.cli.health import address_of, serve_health
+    from aworld_runtime.config import Settings
+    from aworld_runtime.nodes.tool_worker import ToolWorker
+    from aworld_runtime.nodes.worker import Worker, check_version
+    from aworld_runtime.version import code_version
+
+    address = address_of(arguments.health) if arguments.health else None
+    tools = _tools(arguments.tools)
+    stop = Stop()
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with joined_bus(arguments.bus) as bus, anyio.create_task_group() as tasks:
+            await check_version(bus, code_version())
+            worker = Worker(
+                bus,
+                name=arguments.name or _name(),
+                slots=arguments.slots,
+                version=code_version(),
+                models=Settings.from_env().llm,
+            )
+            tasks.start_soon(stop.wait, signals, worker, tasks)
+            if address is not None:
+                await tasks.start(serve_health, address, worker)
+            if tools:
+                served = ToolWorker(bus, tools, name=worker.name, version=code_version())
+                tasks.start_soon(served.run)
+            print(
+                f"worker {worker.name} on {shown(bus.url)}: {arguments.slots} slots,"
+                f" tools: {', '.join(tools) or 'those of its episodes'}",
+                file=sys.stderr,
+                flush=True,
+            )
+            await worker.run()
+            tasks.cancel_scope.cancel()
+    return stop.code
+
+
+class Stop:
+    """Turns signals into drain, then into leaving at once."""
+
+    def __init__(self) -> None:
+        self.code = 0
+
+    async def wait(
+        self, signals: AsyncIterator[signal.Signals], worker: Worker, tasks: TaskGroup
+    ) -> None:
+        async for number in signals:
+            if worker.draining:
+                self.code = 128 + number
+                tasks.cancel_scope.cancel()
+                return
+            print(
+                f"worker {worker.name}: draining {worker.running} episodes; once more to leave now",
+                file=sys.stderr,
+                flush=True,
+            )
+            worker.drain()
+
+
+def _tools(references: list[str]) -> Mapping[str, BaseTool]:
+    """The tools that `--tools` names.
+
+    Raises:
+        UnknownProgramError: a reference that can't be imported.
+        UsageError: it names no tools.
+    """
+    from aworld_runtime.errors import ToolError
+    from aworld_runtime.nodes.node import load
+    from aworld_runtime.tools.registry import resolve
+
+    given: list[object] = []
+    for reference in references:
+        found = load(reference)
+        given += found if isinstance(found, list | tuple) else [found]
+    try:
+        return resolve(given)  # pyright: ignore[reportArgumentType] - it says itself what isn't a tool
+    except (ToolError, TypeError) as error:
+        raise UsageError(f"--tools {' '.join(references)}: {error}") from error
+
+
+def _name() -> str:
+    import os
+    import socket
+
+    return f"{socket.gethostname()}-{os.getpid()}"
