@@ -100,7 +100,8 @@ class RedisBus:
         try:
             if isinstance(error, anyio.get_cancelled_exc_class()):
                 return await self._tasks.__aexit__(kind, error, trace)
-            return await self._tasks.__aexit__(None, None, None)
+            await self._tasks.__aexit__(None, None, None)
+            return None  # the group, cancelled by us, would swallow the caller's error
         finally:
             with anyio.CancelScope(shield=True):
                 await self._link.close()

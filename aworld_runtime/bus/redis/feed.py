@@ -84,7 +84,7 @@ class FeedReader:
         if self._cursor == b"0":
             return
         facts = await self._ask((b"XINFO", b"STREAM", self._key), missing=True)
-        last = facts[facts.index(b"last-generated-entry_id") + 1] if facts else b"0-0"
+        last = facts[facts.index(b"last-generated-id") + 1] if facts else b"0-0"
         if _position(self._cursor) > _position(last):
             logger.warning(
                 "the feed ends at %s, before the cursor %s: the server lost data; reading it from its"
