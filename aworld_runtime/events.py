@@ -428,7 +428,7 @@ def utc_now() -> datetime:
 class Event(BaseModel):
     """One fact. `seq`, its position in its log, is given by the append and not part of the stored body."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     id: str = Field(default_factory=new_id)
     type: str
@@ -480,8 +480,12 @@ class Registry:
 
         Raises:
             PayloadTooLargeError: above 8 MiB.
+            MalformedEventError: text that is no Unicode, such as half a surrogate pair.
         """
-        body = event.__pydantic_serializer__.to_json(event, exclude_defaults=True)
+        try:
+            body = event.__pydantic_serializer__.to_json(event, exclude_defaults=True)
+        except pydantic_core.PydanticSerializationError as error:
+            raise MalformedEventError(f"event {event.type} can't be written: {error}") from error
         if len(body) > REFUSE_ABOVE:
             raise PayloadTooLargeError(
                 f"event {event.type} has {len(body)} bytes; at most {REFUSE_ABOVE} fit in a log: store the content"

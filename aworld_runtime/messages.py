@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort", "content_filter"
 class Data(BaseModel):
     """Base of every value here: immutable, and a misspelled field is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 def _ints(value: Any) -> Any:

@@ -133,7 +133,7 @@ class TrajectoryFold:
         self.last_request: int | None = None
         self.pending: dict[int, Message] = {}
         """Messages it has not seen yet, by the seq of their event."""
-        self._open: dict[str, tuple[Message, ...]] = {}
+        self._open: dict[str, tuple[int, ModelRequested]] = {}
         self._call_ids: dict[str, str] = {}
 
     def add(self, event: Event) -> None:
@@ -144,18 +144,11 @@ class TrajectoryFold:
                 case ModelRequested():
                     if data.previous is None:
                         self.tools = data.tools
-                    new = [self.pending.pop(seq) for seq in data.sources if seq in self.pending]
-                    self._open[event.id] = (*data.preamble, *new)
-                    self.last_request = event.seq
+                    self._open[event.id] = (event.seq, data)
                 case ModelFailed():
                     self._open.pop(event.correlation_id or "", None)
                 case ModelCompleted():
-                    completion = data.completion(self.previous_ids, event.policy)
-                    self.previous_ids = completion.prompt_token_ids + completion.token_ids
-                    new_messages = self._open.pop(event.correlation_id or "", ())
-                    self.turns.append(
-                        Turn(seq=event.seq, new_messages=new_messages, completion=completion)
-                    )
+                    self._complete(event, data)
                 case ToolCalled():
                     self._call_ids[event.id] = data.call.id
                 case _:
@@ -165,6 +158,16 @@ class TrajectoryFold:
                 call_id = self._call_ids.get(event.correlation_id or "")
                 message = message.model_copy(update={"tool_call_id": call_id})
             self.pending[event.seq] = message
+
+    def _complete(self, event: Event, data: ModelCompleted) -> None:
+        completion = data.completion(self.previous_ids, event.policy)
+        self.previous_ids = completion.prompt_token_ids + completion.token_ids
+        new_messages: tuple[Message, ...] = ()
+        if opened := self._open.pop(event.correlation_id or "", None):
+            self.last_request, request = opened
+            seen = [self.pending.pop(seq) for seq in request.sources if seq in self.pending]
+            new_messages = (*request.preamble, *seen)
+        self.turns.append(Turn(seq=event.seq, new_messages=new_messages, completion=completion))
 
     @property
     def messages(self) -> tuple[Message, ...]:

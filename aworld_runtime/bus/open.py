@@ -21,12 +21,12 @@ def open_bus(url: str, registry: Registry | None = None) -> Bus:
     registry = registry or Registry()
     match scheme:
         case "memory":
-            from aworld_runtime.bus.memory import MemoryBus  # noqa: PLC0415 - backends load when chosen
+            from aworld_runtime.bus.memory import MemoryBus
 
             return MemoryBus(url, registry)
         case "redis" | "rediss" | "unix":
             try:
-                from aworld_runtime.bus.redis import RedisBus  # noqa: PLC0415
+                from aworld_runtime.bus.redis import RedisBus
             except ImportError as error:
                 raise ConfigError(
                     f"bus {url!r} needs the extra 'redis': pip install 'aworld-rt[redis]'"

@@ -48,7 +48,7 @@ from aworld_runtime.models.http import (
     until_answered,
 )
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 """How long a sampler may be away: paused for new weights, or restarting."""
 MAX_RESUBMITS = 64
 """How often one completion may be cut by new weights before it counts as failed."""

@@ -21,12 +21,12 @@ def open_store(url: str, registry: Registry | None = None) -> Store:
     registry = registry or Registry()
     match scheme:
         case "sqlite":
-            from aworld_runtime.store.sqlite import SQLiteStore  # noqa: PLC0415 - backends load when chosen
+            from aworld_runtime.store.sqlite import SQLiteStore
 
             return SQLiteStore(url, registry)
         case "mongodb" | "mongodb+srv":
             try:
-                from aworld_runtime.store.mongo import MongoStore  # noqa: PLC0415
+                from aworld_runtime.store.mongo import MongoStore
             except ImportError as error:
                 raise ConfigError(
                     f"store {url!r} needs the extra 'mongo': pip install 'aworld-rt[mongo]'"

@@ -218,7 +218,6 @@ def test_a_failed_model_call_is_no_turn() -> None:
     assert finished(log).trajectories == ()
 
 
-@pytest.mark.xfail(reason="the fold forgets what a failed request had taken")
 def test_what_a_failed_model_call_was_asked_is_new_to_the_next_one() -> None:
     log = Log()
     question = log.begin()
