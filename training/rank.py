@@ -120,6 +120,12 @@ class SamplerPublisher:
                 else:
                     return [self._sampler.url]
 
+    async def wait_until_ready(self) -> None:
+        """Until the sampler answers; it starts while the learner does."""
+        with anyio.fail_after(SAMPLER_PATIENCE_S):
+            while not await self.versions():
+                await anyio.sleep(0.5)
+
     async def versions(self) -> Sequence[int]:
         try:
             return [(await self._sampler.policy_state()).version]
@@ -134,7 +140,7 @@ async def train(folder: RunFolder, learner: Learner) -> None:
     sampler = sampler_of_run(folder, wiring)
     model = ModelSpec(
         model=config.policy,
-        base_url=sampler.url,
+        base_url=f"{sampler.url}/v1",
         policy=config.policy,
         tokenizer=wiring.model,
         max_tokens=task.max_tokens,

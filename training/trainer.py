@@ -82,6 +82,10 @@ class Publisher(Protocol):
         """Returns the samplers, all of which have acknowledged the version."""
         ...
 
+    async def wait_until_ready(self) -> None:
+        """Until every sampler answers."""
+        ...
+
     async def versions(self) -> Sequence[int]:
         """What each sampler that answers serves now."""
         ...
@@ -134,6 +138,7 @@ class Trainer:
         """
         async with self._bus.mailbox(self._log) as mail, anyio.create_task_group() as background:
             await self._claim()
+            await self._publisher.wait_until_ready()
             first = await self._restore()
             background.start_soon(self._receive, mail)
             background.start_soon(self._announce)

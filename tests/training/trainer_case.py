@@ -102,5 +102,8 @@ class RecordingPublisher:
         SERVED[0] = version
         return ["here"]
 
+    async def wait_until_ready(self) -> None:
+        pass
+
     async def versions(self) -> Sequence[int]:
         return [SERVED[0]]
