@@ -227,14 +227,18 @@ async def run_program(program: Runnable, task: str | Task) -> Episode:
 
 def run_sync(work: Callable[[*Ts], Awaitable[T]], *arguments: *Ts) -> T:
     """Run async work from synchronous code; inside a running event loop, on a thread of its own."""
+
+    async def call() -> T:
+        return await work(*arguments)
+
     if not _in_event_loop():
-        return anyio.run(work, *arguments)
+        return asyncio.run(call())
     outcome: list[T] = []
     failure: list[BaseException] = []
 
     def run() -> None:
         try:
-            outcome.append(anyio.run(work, *arguments))
+            outcome.append(asyncio.run(call()))
         except BaseException as error:  # noqa: BLE001 - carried over to the calling thread
             failure.append(error)
 

@@ -18,6 +18,7 @@ from aworld_runtime.cli.shared import (
     joined_bus,
     one_line,
     read_log,
+    run_async,
     stored,
 )
 from aworld_runtime.errors import NotFoundError
@@ -54,9 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import anyio
-
-    anyio.run(_log, arguments)
+    run_async(_log, arguments)
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from aworld_runtime.cli.shared import add_bus, add_json, joined_bus, table
+from aworld_runtime.cli.shared import add_bus, add_json, joined_bus, run_async, table
 
 if TYPE_CHECKING:
     from aworld_runtime.bus.base import NodeInfo
@@ -19,9 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import anyio
-
-    nodes = anyio.run(_nodes, arguments.bus)
+    nodes = run_async(_nodes, arguments.bus)
     if arguments.json:
         for node in nodes:
             print(node.model_dump_json())

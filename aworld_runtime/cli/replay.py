@@ -15,6 +15,7 @@ from aworld_runtime.cli.shared import (
     find_run,
     import_from_here,
     read_log,
+    run_async,
     shown,
     stored,
 )
@@ -50,12 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import anyio
-
     if sum([bool(arguments.episodes), bool(arguments.run), arguments.all]) > 1:
         raise UsageError("give episodes, or --run, or --all: one of them")
     import_from_here()
-    return anyio.run(_replay_all, arguments)
+    return run_async(_replay_all, arguments)
 
 
 async def _replay_all(arguments: argparse.Namespace) -> int:

@@ -7,8 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from aworld_runtime.cli.shared import add_bus, add_json, add_store, import_from_here
-
+from aworld_runtime.cli.shared import add_bus, add_json, add_store, import_from_here, run_async
 from aworld_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import anyio
-
     from aworld_runtime.config import Settings
     from aworld_runtime.nodes.node import load_program
 
@@ -46,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     import_from_here()
     if arguments.slots:  # a wrong name is the caller's to mend, not an episode that failed
         load_program(arguments.program, {}, {})
-    episode = anyio.run(_episode, arguments)
+    episode = run_async(_episode, arguments)
     if arguments.json:
         print(json.dumps(_summary(episode), ensure_ascii=False))
     elif episode.answer:

@@ -12,6 +12,7 @@ from aworld_runtime.cli.shared import (
     find_run,
     one_line,
     read_log,
+    run_async,
     stored,
     table,
 )
@@ -34,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import anyio
-
-    anyio.run(_episodes if arguments.run else _runs, arguments)
+    run_async(_episodes if arguments.run else _runs, arguments)
     return 0
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from aworld_runtime.errors import ConfigError, NotFoundError
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from aworld_runtime.events import Event, Registry
     from aworld_runtime.store.base import EpisodeRecord, RunRecord, Store
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 LAST = "last"
 """Names the newest run or episode."""
 
@@ -37,6 +40,11 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_async(work: Callable[[*Ts], Coroutine[None, None, T]], *arguments: *Ts) -> T:
+    """Run a command's asynchronous part. Ctrl-C cancels it, and is raised once it has cleaned up."""
+    return asyncio.run(work(*arguments))
 
 
 def import_from_here() -> None:

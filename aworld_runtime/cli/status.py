@@ -7,7 +7,7 @@ import json
 from datetime import UTC, datetime
 
 from aworld_runtime.cli.runs import counts_of, state
-from aworld_runtime.cli.shared import LAST, add_json, add_store, find_run, stored
+from aworld_runtime.cli.shared import LAST, add_json, add_store, find_run, run_async, stored
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,9 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import anyio
-
-    anyio.run(_status, arguments)
+    run_async(_status, arguments)
     return 0
 
 

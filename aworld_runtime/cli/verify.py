@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from aworld_runtime.cli.shared import add_bus, add_json, add_store, joined_bus, stored
+from aworld_runtime.cli.shared import add_bus, add_json, add_store, joined_bus, run_async, stored
 
 if TYPE_CHECKING:
     from aworld_runtime.nodes.verify import Comparison
@@ -20,9 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import anyio
-
-    found = anyio.run(_compare, arguments)
+    found = run_async(_compare, arguments)
     if arguments.json:
         print(found.model_dump_json())
     else:

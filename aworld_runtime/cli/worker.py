@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from aworld_runtime.cli.shared import add_bus, import_from_here, joined_bus, shown
+from aworld_runtime.cli.shared import add_bus, import_from_here, joined_bus, run_async, shown
 from aworld_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import anyio
-
     if arguments.slots < 1:
         raise UsageError(f"--slots {arguments.slots}: expected 1 or more")
     logging.basicConfig(
@@ -51,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     import_from_here()
-    return anyio.run(_serve, arguments)
+    return run_async(_serve, arguments)
 
 
 async def _serve(arguments: argparse.Namespace) -> int:

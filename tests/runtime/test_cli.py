@@ -1,0 +1,420 @@
+"""The command line, as processes: exit codes, messages, what it prints."""
+
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from anyio import to_thread
+
+from aworld_runtime import cli
+from aworld_runtime.bus.base import NodeInfo
+from aworld_runtime.bus.open import open_bus
+from aworld_runtime.bus.server import PrivateServer, find_server_binary
+from aworld_runtime.cli.counts import count
+from aworld_runtime.cli.replay import side_by_side
+from aworld_runtime.errors import ConfigError
+from aworld_runtime.events import (
+    Event,
+    EventData,
+    GroupCompleted,
+    GroupRequested,
+    RunStarted,
+    utc_now,
+)
+from aworld_runtime.messages import Task
+from aworld_runtime.runtime import Runtime
+from aworld_runtime.store.base import RunRecord
+from aworld_runtime.version import code_version
+from tests.services import missing
+from tests.waiting import wait_until, wait_until_sync
+
+ROOT = Path(__file__).parents[2]
+PROJECT = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.replayed import changed_swarm, dice, swarm
+from tests.episodes import Adder
+tools = [Adder]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a module `mine`."""
+    (tmp_path / "mine.py").write_text(PROJECT)
+    return tmp_path
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Aworld(Protocol):
+    def __call__(self, *arguments: str) -> Done: ...
+
+
+@pytest.fixture
+def aworld(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Aworld:
+    """Runs a command in this process, in the project's folder."""
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(sys, "path", [str(project), *sys.path])
+    for name in [name for name in os.environ if name.startswith("AWORLD_")]:
+        monkeypatch.delenv(name)
+
+    def call(*arguments: str) -> Done:
+        capsys.readouterr()
+        code = cli.main(arguments)
+        printed = capsys.readouterr()
+        return Done(code, printed.out, printed.err)
+
+    return call
+
+
+def aworld_process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "aworld_runtime.cli", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=30)
+
+
+def test_help_is_quick_names_every_command_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = aworld_process("--help", cwd=tmp_path)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+    assert done.returncode == 0
+    for command in ("run", "train", "runs", "log", "replay", "worker", "doctor"):
+        assert re.search(rf"^  {command} +\w", done.stdout, re.MULTILINE)
+    code = "import sys; from aworld_runtime import cli; cli.main(['--help']);"
+    code += "print(sorted({'pydantic', 'torch', 'redis', 'anyio'} & set(sys.modules)))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", ["run", "runs", "log", "replay", "worker", "nodes", "train"])
+def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([command, "--help"])
+    assert left.value.code == 0
+    assert f"aworld {command}" in capsys.readouterr().out
+
+
+def test_version_names_the_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == code_version()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["rnus"], "unknown command 'rnus'; did you mean 'runs'?"),
+        (["run", "nowhere:solver", "q"], "can't import 'nowhere'"),
+        (["run", "solver", "q"], "expected module:attribute"),
+        (["run", "mine:nothing", "q"], "has no attribute 'nothing'"),
+        (["run", "mine:tools", "q"], "expected an agent, a swarm or a function"),
+        (["run", "mine:dice", "q", "--store", "oracle://x"], "unknown scheme 'oracle'"),
+        (["run", "mine:dice", "q", "--slots", "0"], "no other process can run it"),
+        (["runs"], "nothing has run here yet"),
+        (["log", "last"], "nothing has run here yet"),
+        (["nodes"], "memory://' is inside one process"),
+        (["worker"], "memory://' is inside one process"),
+        (["worker", "--slots", "0"], "--slots 0: expected 1 or more"),
+        (["replay", "x", "--all"], "one of them"),
+    ],
+)
+def test_a_usage_error_is_one_line_and_exit_code_2(
+    aworld: Aworld, arguments: list[str], message: str
+) -> None:
+    done = aworld(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("aworld: error: ")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_wrong_environment_setting_is_named(
+    aworld: Aworld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWORLD_STORE", "oracle://x")
+    done = aworld("runs")
+    assert done.returncode == 2
+    assert "oracle" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nodes", "--bus", "redis://127.0.0.1:1"],
+        ["worker", "--bus", "redis://127.0.0.1:1"],
+        ["run", "mine:dice", "q", "--bus", "redis://127.0.0.1:1"],
+        ["runs", "--store", "mongodb://127.0.0.1:1/x"],
+    ],
+)
+def test_an_unreachable_server_is_reported_within_five_seconds(
+    aworld: Aworld, arguments: list[str]
+) -> None:
+    start = time.monotonic()
+    done = aworld(*arguments)
+    assert time.monotonic() - start < 6  # five, on a busy machine
+    assert done.returncode == 2
+    assert done.stderr.startswith("aworld: error: ")
+    assert "127.0.0.1:1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_run_log_replay(aworld: Aworld) -> None:
+    done = aworld("run", "mine:swarm", "Add it all")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "checked: 100\n", "")
+
+    listed = aworld("runs", "--run", "last")
+    assert "requested 1, finished 1, lost 0, counted twice 0" in listed.stdout
+    runs = json.loads(aworld("runs", "--json").stdout)
+    assert (runs["requested"], runs["finished"], runs["by_reason"]) == (1, 1, {"answered": 1})
+    status = aworld("status")
+    assert f"run       {runs['id']} (run)" in status.stdout
+
+    log = aworld("log")
+    assert re.search(r"solver  tool\.called  add\(a=10, b=20\)", log.stdout)
+    assert re.search(r"episode\.finished  answered 'checked: 100'\n$", log.stdout)
+    events = [json.loads(line) for line in aworld("log", "--json").stdout.splitlines()]
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    followed = aworld("log", events[0]["episode_id"], "--follow")
+    assert followed.stdout == log.stdout
+    assert "run.started" in aworld("log", runs["id"]).stdout
+
+    replayed = aworld("replay", "last")
+    assert replayed.returncode == 0
+    assert "identical 1, different 0, unreadable 0, live_calls 0" in replayed.stdout
+
+
+def test_replay_shows_the_first_difference_and_exits_with_1(aworld: Aworld) -> None:
+    for program in ("mine:swarm", "mine:dice"):
+        aworld("run", program, "Add it all")
+    changed = aworld("replay", "--all", "--program", "mine:changed_swarm")
+    assert changed.returncode == 1
+    both = aworld("replay", "--all")
+    assert both.returncode == 1
+    assert "identical 1, different 1, unreadable 0, live_calls 0" in both.stdout
+    assert "RECORDED" in both.stdout
+    report = json.loads(aworld("replay", "--run", "last", "--json").stdout)
+    assert (report["identical"], report["different"], report["live_calls"]) == (0, 1, 0)
+    assert report["episodes"][0]["divergence"]["message"].endswith("differs in data.answer")
+
+
+def test_replay_of_an_object_needs_its_name(aworld: Aworld) -> None:
+    from tests.replayed import swarm
+
+    swarm.run("Add it all")
+    without = aworld("replay")
+    assert without.returncode == 2
+    assert "--program module:attribute" in without.stdout
+    assert aworld("replay", "--program", "mine:swarm").returncode == 0
+    unknown = aworld("replay", "nobody")
+    assert unknown.returncode == 2
+    assert "no episode 'nobody'" in unknown.stderr
+
+
+def test_a_failed_episode_is_exit_code_1_and_says_where_to_look(
+    aworld: Aworld, project: Path
+) -> None:
+    (project / "broken.py").write_text("from aworld_runtime import Agent\nagent = Agent()\n")
+    done = aworld("run", "broken:agent", "q")
+    assert done.returncode == 1
+    assert "agent 'agent' has no model" in done.stderr
+    assert "see it with: aworld log " in done.stderr
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_is_no_error(aworld: Aworld, project: Path) -> None:
+    aworld("run", "mine:swarm", "Add it all")
+    command = f"{sys.executable} -m aworld_runtime.cli log --json | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=project, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+
+
+def test_doctor_says_what_to_do(aworld: Aworld) -> None:
+    done = aworld("doctor")
+    assert done.returncode == 0
+    for name in ("python", "extra redis", "extra train", "bus server", "sampler vllm", "store"):
+        assert re.search(rf"^(ok|missing) +{name} ", done.stdout, re.MULTILINE)
+    found = json.loads(aworld("doctor", "--json").stdout)
+    assert all(one["todo"] for one in found if not one["ok"])
+
+
+def test_side_by_side_cuts_to_where_lines_differ() -> None:
+    recorded = "same\n" + "x" * 500 + "old" + "y" * 50
+    replayed = "same\n" + "x" * 500 + "new" + "y" * 50
+    head, line = side_by_side(recorded, replayed, 83).splitlines()
+    assert head.split() == ["RECORDED", "│", "THIS", "TIME"]
+    assert "old" in line
+    assert "new" in line
+    assert max(len(head), len(line)) <= 83
+
+
+def run_of(*log: EventData) -> tuple[RunRecord, list[Event]]:
+    events = [Event.of(data, source="trainer/1", run_id="r") for data in log]
+    return RunRecord(id="r", kind="train", started=utc_now(), finished=utc_now()), events
+
+
+def test_counts_notice_what_is_lost_or_counted_twice() -> None:
+    task = Task(id="t", prompt="")
+    groups = [GroupRequested(group=g, task=task, size=2) for g in "abc"]
+    whole = GroupCompleted(group="a", episodes=("1", "2"), rewards=(0, 1))
+    double = GroupCompleted(group="b", episodes=("3", "3"), rewards=(0, 1))
+    short = GroupCompleted(group="b", episodes=("3",), rewards=(0,))
+    start = RunStarted(kind="train")
+    good = count(*run_of(start, *groups[:1], whole), episodes=())
+    assert str(good) == "requested 2, finished 2, lost 0, counted twice 0"
+    bad = count(*run_of(start, *groups, whole, double), episodes=())
+    assert (bad.lost, bad.twice, bad.uncounted) == (1, 1, 2)
+    assert count(*run_of(start, *groups, whole, short), episodes=()).lost == 1
+    again = count(*run_of(start, *groups[:1], whole, whole), episodes=())
+    assert (again.lost, again.twice) == (0, 2)
+
+
+# --- with a server -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+async def bus_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    try:
+        find_server_binary()
+    except ConfigError as error:
+        missing("Redis", str(error))
+    async with PrivateServer(tmp_path_factory.mktemp("bus")) as server:
+        yield server.url
+
+
+@contextmanager
+def worker(*arguments: str, cwd: Path) -> Generator[subprocess.Popen[str]]:
+    """`aworld worker`, ready; killed on the way out if it is still there."""
+    command = [sys.executable, "-m", "aworld_runtime.cli", "worker", *arguments]
+    log = cwd / "worker.log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(command, cwd=cwd, stderr=stderr, text=True)
+    try:
+        wait_until_sync(
+            lambda: " slots, tools: " in log.read_text() or process.poll() is not None,
+            20,
+            "the worker is ready",
+        )
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def get_json(url: str) -> Any:
+    with urllib.request.urlopen(url) as answer:  # noqa: S310 - our own worker
+        assert answer.status == 200
+        return json.load(answer)
+
+
+@pytest.mark.slow
+async def test_worker_serves_episodes_is_listed_and_drains(project: Path, bus_url: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    bus = ("--bus", bus_url)
+    with worker(
+        *bus, "--name", "w1", "--tools", "mine:tools", "--health", str(port), cwd=project
+    ) as running:
+        done = aworld_process("run", "mine:swarm", "Add it all", "--slots", "0", *bus, cwd=project)
+        assert (done.returncode, done.stdout) == (0, "checked: 100\n")
+        nodes = [
+            json.loads(x)
+            for x in aworld_process("nodes", *bus, "--json", cwd=project).stdout.splitlines()
+        ]
+        assert {("worker", "worker/w1"), ("tool", "add/w1")} <= {
+            (n["kind"], n["name"]) for n in nodes
+        }
+        assert "worker/w1" in aworld_process("nodes", *bus, cwd=project).stdout
+        health = await to_thread.run_sync(get_json, f"http://127.0.0.1:{port}/healthz")
+        assert (health["status"], health["worker"]) == ("ok", "w1")
+        verified = aworld_process("verify", *bus, cwd=project)
+        assert (verified.returncode, " 0 differ" in verified.stdout) == (0, True)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(10) == 0
+    assert "nobody is on the bus" in aworld_process("nodes", *bus, cwd=project).stdout
+
+
+@pytest.mark.slow
+async def test_second_signal_ends_a_worker_at_once(project: Path, bus_url: str) -> None:
+    (project / "slow.py").write_text(
+        "from aworld_runtime import Agent\n"
+        "from aworld_runtime.models.scripted import ScriptedModel\n"
+        "agent = Agent(llm=ScriptedModel('late', delay_s=60))\n"
+    )
+    with worker("--bus", bus_url, "--name", "w2", cwd=project) as running:
+        async with Runtime(bus=bus_url, store=f"sqlite:///{project}/s.db", slots=0) as runtime:
+            await runtime.submit("slow:agent", "q")
+            await wait_until(
+                lambda: is_busy(runtime, "worker/w2"), 10, "the worker runs the episode"
+            )
+            running.send_signal(signal.SIGINT)
+            log = project / "worker.log"
+            await wait_until(lambda: "draining 1 episodes" in log.read_text(), 10, "it drains")
+            assert running.poll() is None
+            running.send_signal(signal.SIGINT)
+            assert running.wait(10) == 130
+            assert "Traceback" not in log.read_text()
+
+
+async def is_busy(runtime: Runtime, name: str) -> bool:
+    return any(node.name == name and node.load > 0 for node in await runtime.bus.nodes())
+
+
+@pytest.mark.slow
+async def test_worker_of_other_code_is_refused(project: Path, bus_url: str) -> None:
+    async with open_bus(bus_url) as bus:
+        await bus.announce(
+            NodeInfo(name="trainer/r1", kind="trainer", version="0.0.1+other"), ttl_s=30
+        )
+        done = aworld_process("worker", "--bus", bus_url, cwd=project)
+        await bus.withdraw("trainer/r1")
+    assert done.returncode == 2
+    assert "trainer/r1 on this bus runs code version 0.0.1+other" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_130_without_a_traceback(project: Path) -> None:
+    (project / "slow.py").write_text(
+        "from aworld_runtime import Agent\n"
+        "from aworld_runtime.models.scripted import ScriptedModel\n"
+        "print('loaded', flush=True)\n"
+        "agent = Agent(llm=ScriptedModel('late', delay_s=60))\n"
+    )
+    command = [sys.executable, "-m", "aworld_runtime.cli", "run", "slow:agent", "q"]
+    with subprocess.Popen(
+        command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loaded\n"
+        wait_until_sync((project / ".aworld" / "aworld.db").exists, 10, "the run has begun")
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=15)
+    assert (process.returncode, stderr) == (130, "")
