@@ -70,19 +70,13 @@ class RedisBus:
         self._heartbeat = Heartbeat(self._address)
         self._consumers: set[RedisConsumer] = set()
         self._tasks: TaskGroup | None = None
+        self._loops = anyio.CancelScope(shield=True)
 
     async def __aenter__(self) -> Self:
         await self._connect()
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
-        for loop in (
-            self._link.run,
-            self._hints.run,
-            self._hints.keep_alive,
-            self._follows.run,
-            self._timers.run,
-        ):
-            self._tasks.start_soon(loop)
+        self._tasks.start_soon(self._run_loops)
         return self
 
     async def __aexit__(
@@ -95,7 +89,7 @@ class RedisBus:
             return None
         for consumer in self._consumers:
             consumer.stop()
-        self._tasks.cancel_scope.cancel()
+        self._loops.cancel()
         # Only a cancellation is the task group's business; an error of the caller's passes as it is.
         try:
             if isinstance(error, anyio.get_cancelled_exc_class()):
@@ -189,7 +183,7 @@ class RedisBus:
     @asynccontextmanager
     async def mailbox(self, log: str) -> AsyncGenerator[AsyncIterator[list[Mail]]]:
         with self._follows.following(self._keys.log(log).mail, b"0-0") as follower:
-            yield Mailbox(follower, log, self._event, partial(self._bury_mail, log))
+            yield Mailbox(follower, log, self._registry.decode, partial(self._bury_mail, log))
 
     # queues
 
@@ -288,6 +282,16 @@ class RedisBus:
         return [NodeInfo.model_validate_json(body) for body in found]
 
     # inside
+
+    async def _run_loops(self) -> None:
+        """Shielded: whoever uses the bus and is cancelled still gives back what it holds, over these."""
+        with self._loops:
+            async with anyio.create_task_group() as loops:
+                loops.start_soon(self._link.run)
+                loops.start_soon(self._hints.run)
+                loops.start_soon(self._hints.keep_alive)
+                loops.start_soon(self._follows.run)
+                loops.start_soon(self._timers.run)
 
     async def _connect(self) -> None:
         """The first connection, and whether the server will do.

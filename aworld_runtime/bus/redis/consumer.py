@@ -12,6 +12,7 @@ is given back, so that a slow consumer keeps nothing from the others.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -44,8 +45,9 @@ BLOCK_S = 0.5
 """Longest wait in one read."""
 TEND_S = 0.5
 """How often a waiting consumer looks for expired leases and delayed work."""
-QUICK_S = 0.02
-"""A buffer emptied within this time may be twice as large the next time."""
+QUICK_S = 0.1
+"""A buffer emptied within this time may be twice as large the next time. So long at most does a
+consumer that stops taking keep work from the others, beside what it gives back after half a lease."""
 CLOSE_S = 3.0
 
 
@@ -87,11 +89,9 @@ class RedisDelivery:
     async def ack(self) -> None:
         consumer = self._consumer
         if consumer.settling(self):
+            link = consumer.services.link
             try:
-                done = await scripts.ack(
-                    consumer.services.link, consumer.keys, consumer.name, self.id
-                )
-                self.lost = not done
+                self.lost = not await scripts.ack(link, consumer.keys, consumer.name, self.id)
             finally:
                 consumer.freed()
 
@@ -150,7 +150,7 @@ class RedisConsumer:
         self._held: dict[bytes, RedisDelivery] = {}
         self._unsettled = 0
         """Taken, and not settled at the server yet."""
-        self._takers: deque[anyio.Event] = deque()
+        self._takers: deque[asyncio.Future[None]] = deque()
         self._wanted = anyio.Event()
         self._finished = anyio.Event()
         self._stopping = False
@@ -262,22 +262,22 @@ class RedisConsumer:
         return None
 
     async def _wait(self) -> None:
-        taker = anyio.Event()
+        taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._takers.append(taker)
         self._wanted.set()
         try:
-            await taker.wait()
+            await taker
         except BaseException:
-            if taker.is_set():  # woken and cancelled at once: another may take it
-                self._wake_takers(1)
+            if taker.done() and not taker.cancelled():
+                self._wake_takers(1)  # woken and cancelled at once: another may take it
             raise
-        finally:
-            if not taker.is_set():
-                self._takers.remove(taker)
 
     def _wake_takers(self, number: int) -> None:
-        for _ in range(min(number, len(self._takers))):
-            self._takers.popleft().set()
+        while number > 0 and self._takers:
+            taker = self._takers.popleft()
+            if not taker.done():
+                taker.set_result(None)
+                number -= 1
 
     def _stop(self) -> None:
         self._stopping = True

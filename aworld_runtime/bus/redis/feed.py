@@ -109,8 +109,8 @@ class FeedReader:
 
 
 def _entry(entry_id: bytes, fields: list[bytes]) -> FeedEntry:
-    values = dict(zip(fields[::2], fields[1::2], strict=True))
-    return FeedEntry(entry_id.decode(), values[b"l"].decode(), int(values[b"a"]), int(values[b"z"]))
+    first, last, log = fields[1].decode().split(" ", 2)
+    return FeedEntry(entry_id.decode(), log, int(first), int(last))
 
 
 def _position(entry_id: bytes) -> tuple[int, int]:

@@ -99,21 +99,21 @@ class Link:
         """A connection of the caller's own, with the scripts loaded."""
         return (await dial(self._address, self._prologue, patience_s=patience_s))[0]
 
-    async def call(self, *command: Argument) -> Reply:
-        """Send a command.
+    def call(self, *command: Argument) -> asyncio.Future[Reply]:
+        """Send a command; await its reply.
 
         Raises:
             BusUnavailableError: the server stayed away; the outcome is unknown.
             BusFullError: it refuses to add anything.
             BusError: another error reply.
         """
-        return await self._send(None, (), command)
+        return self._send(None, (), command)
 
-    async def run_script(
+    def run_script(
         self, script: Script, keys: Sequence[bytes], arguments: Sequence[Argument]
-    ) -> Reply:
+    ) -> asyncio.Future[Reply]:
         """Run a script; raises as `call` does."""
-        return await self._send(script, keys, arguments)
+        return self._send(script, keys, arguments)
 
     async def run(self) -> None:
         """Serve the callers until cancelled."""
@@ -249,7 +249,13 @@ def _merge(batch: Sequence[_Call]) -> list[list[_Call]]:
         else:
             merged[call.script] = group = [call]
             groups.append(group)
+    for group in merged.values():
+        group.sort(key=_keys)  # scripts handle neighbors of one key together
     return groups
+
+
+def _keys(call: _Call) -> tuple[bytes, ...]:
+    return tuple(call.keys)
 
 
 def _command(group: Sequence[_Call]) -> Command:

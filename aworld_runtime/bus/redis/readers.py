@@ -15,13 +15,11 @@ from aworld_runtime.events import Event
 
 logger = logging.getLogger(__name__)
 
-Decode = Callable[[Entry], Event]
-
 
 class Tail:
     """Iterates over a log; waits at its end."""
 
-    def __init__(self, follower: Follower, decode: Decode) -> None:
+    def __init__(self, follower: Follower, decode: Callable[[Entry], Event]) -> None:
         self._follower = follower
         self._decode = decode
         self._read: deque[Entry] = deque()
@@ -42,7 +40,7 @@ class Mailbox:
         self,
         follower: Follower,
         log: str,
-        decode: Decode,
+        decode: Callable[[bytes], Event],
         bury: Callable[[Entry, str], Awaitable[None]],
     ) -> None:
         self._follower = follower
@@ -59,7 +57,7 @@ class Mailbox:
             unreadable: list[tuple[Entry, EventError]] = []
             for entry in await self._follower.next():
                 try:
-                    found.append(Mail(entry[0].decode(), self._log, self._decode(entry)))
+                    found.append(Mail(entry[0].decode(), self._log, self._decode(entry[1][1])))
                 except EventError as error:
                     unreadable.append((entry, error))
             for entry, error in unreadable:

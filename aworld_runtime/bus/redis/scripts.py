@@ -7,7 +7,7 @@ holds it; the server's clock decides what is due. Scripts marked `merges` take m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import NamedTuple, cast
 
 from aworld_runtime.bus.redis.keys import GROUP, LogKeys, QueueKeys
@@ -39,23 +39,33 @@ _APPEND = Script(
     """
 local results, a = {}, 1
 for k = 1, #KEYS, 3 do
-  local log, mail, feed = KEYS[k], KEYS[k + 1], KEYS[k + 2]
-  local name, expected, fork = ARGV[a], tonumber(ARGV[a + 1]), ARGV[a + 2] == '1'
-  local bodies, acks = tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
-  local first = a + 5
+  local log, mail = KEYS[k], KEYS[k + 1]
+  local name, expected, bodies, acks = ARGV[a], ARGV[a + 1] + 0, ARGV[a + 2] + 0, ARGV[a + 3] + 0
+  local fork, first = ARGV[a + 4] == '1', a + 5
   a = first + bodies + acks
-  local top = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
-  local last = top and tonumber(string.match(top[1], '%d+')) or 0
-  if last ~= expected and not (fork and not top) then
+  -- A log that begins at 1 is as long as its last seq. A fork's is longer than that says: look.
+  local last = redis.call('XLEN', log)
+  if last ~= expected and last > 0 then
+    last = string.match(redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1][1], '%d+') + 0
+  end
+  local refused = last ~= expected and not (fork and last == 0)
+  for i = 1, refused and 0 or bodies do
+    local added = redis.pcall('XADD', log, (expected + i) .. '-0', 'e', ARGV[first + i - 1])
+    if added.err then
+      -- As long as expected, but a fork: its last seq is higher. Any other error is one.
+      if not (i == 1 and string.find(added.err, 'equal or smaller')) then return added end
+      refused = true
+      last = string.match(redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1][1], '%d+') + 0
+      break
+    end
+  end
+  if refused then
     results[#results + 1] = -1 - last
   else
-    for i = 1, bodies do
-      redis.call('XADD', log, (expected + i) .. '-0', 'e', ARGV[first + i - 1])
-    end
     if bodies > 0 then
-      redis.call('XADD', feed, '*', 'l', name, 'a', expected + 1, 'z', expected + bodies)
+      redis.call('XADD', KEYS[k + 2], '*', 'a', expected + 1 .. ' ' .. expected + bodies .. ' ' .. name)
       redis.call('PUBLISH', log, '')
-      if not top then redis.call('PERSIST', mail) end
+      if last == 0 then redis.call('PERSIST', mail) end
     end
     for i = first + bodies, a - 1 do redis.call('XDEL', mail, ARGV[i]) end
     results[#results + 1] = expected + bodies
@@ -67,7 +77,7 @@ return results
 )
 
 
-async def append(
+def append(
     link: Link,
     keys: LogKeys,
     name: str,
@@ -76,18 +86,18 @@ async def append(
     *,
     fork: bool,
     acks: Sequence[str],
-) -> int:
+) -> Awaitable[int]:
     """Add `bodies` after `expected_seq` and free mail. The new last seq, or -1 - the last seq there is."""
     arguments: list[Argument] = [
         name,
         str(expected_seq),
-        "1" if fork else "0",
         str(len(bodies)),
         str(len(acks)),
+        "1" if fork else "0",
         *bodies,
         *acks,
     ]
-    return cast("int", await link.run_script(_APPEND, keys, arguments))
+    return link.run_script(_APPEND, keys, arguments)
 
 
 _STAGE = Script(
@@ -137,9 +147,9 @@ end
 )
 
 
-async def send_mail(link: Link, keys: LogKeys, body: bytes) -> None:
+def send_mail(link: Link, keys: LogKeys, body: bytes) -> Awaitable[None]:
     """Add mail for the owner of a log, and hint."""
-    await link.run_script(_SEND_MAIL, (keys.mail, keys.log), (body,))
+    return link.run_script(_SEND_MAIL, (keys.mail, keys.log), (body,))
 
 
 # --- queues ----------------------------------------------------------------------------------------
@@ -152,9 +162,9 @@ for k = 1, #KEYS do redis.call('XADD', KEYS[k], '*', 'e', ARGV[k]) end
 )
 
 
-async def put(link: Link, keys: QueueKeys, body: bytes) -> None:
+def put(link: Link, keys: QueueKeys, body: bytes) -> Awaitable[None]:
     """Add work that is due."""
-    await link.run_script(_PUT, (keys.work,), (body,))
+    return link.run_script(_PUT, (keys.work,), (body,))
 
 
 _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
@@ -307,15 +317,19 @@ back what others took over."""
 
 _ACK = Script(
     """
-local results = {}
-for k = 1, #KEYS do
-  local id = ARGV[2 * k]
-  local held = redis.pcall('XPENDING', KEYS[k], 'g', id, id, 1, ARGV[2 * k - 1])
-  if held.err or not held[1] then
-    results[k] = 0
-  else
-    redis.call('XACK', KEYS[k], 'g', id)
-    results[k] = redis.call('XDEL', KEYS[k], id)
+local results, k = {}, 1
+while k <= #KEYS do
+  local work, consumer, done = KEYS[k], ARGV[2 * k - 1], {}
+  while KEYS[k] == work and ARGV[2 * k - 1] == consumer do
+    local id = ARGV[2 * k]
+    local held = redis.pcall('XPENDING', work, 'g', id, id, 1, consumer)
+    results[k] = not held.err and held[1] and 1 or 0
+    if results[k] == 1 then done[#done + 1] = id end
+    k = k + 1
+  end
+  if #done > 0 then
+    redis.call('XACK', work, 'g', unpack(done))
+    redis.call('XDEL', work, unpack(done))
   end
 end
 return results
@@ -324,9 +338,9 @@ return results
 )
 
 
-async def ack(link: Link, keys: QueueKeys, consumer: str, entry_id: bytes) -> bool:
-    """Settle as done; False if it was no longer this consumer's."""
-    return bool(await link.run_script(_ACK, (keys.work,), (consumer, entry_id)))
+def ack(link: Link, keys: QueueKeys, consumer: str, entry_id: bytes) -> Awaitable[int]:
+    """Settle as done; 0 if it was no longer this consumer's."""
+    return link.run_script(_ACK, (keys.work,), (consumer, entry_id))
 
 
 _FAIL = Script(
