@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -46,7 +47,6 @@ class ChatTokenizer:
             for name in ("bos_token", "eos_token", "unk_token", "pad_token")
             if (token := _token_text(self._settings.get(name))) is not None
         }
-        self._template = _compile(_template_source(self.folder, self._settings))
         self.eos_ids = self._find_eos_ids()
         """Tokens that end a turn."""
 
@@ -104,6 +104,10 @@ class ChatTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    @cached_property
+    def _template(self) -> Template:
+        return _compile(_template_source(self.folder, self._settings))
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids

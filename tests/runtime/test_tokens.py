@@ -192,7 +192,7 @@ def test_a_folder_without_tokenizer_or_template_is_a_clear_error(
         ChatTokenizer(tmp_path)
     (tmp_path / "tokenizer.json").symlink_to(model_folder / "tokenizer.json")
     with pytest.raises(ConfigError, match="no chat template"):
-        ChatTokenizer(tmp_path)
+        ChatTokenizer(tmp_path).render([QUESTION])
 
 
 def test_neither_transformers_nor_torch_is_loaded(model_folder: Path) -> None:
