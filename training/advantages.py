@@ -11,12 +11,11 @@ verl 1e-6 as here; verl returns the bare reward for a group of one, which trains
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from aworld_runtime.errors import TrainingError
+from aworld_runtime.training.algorithms import AdvantageName
 from aworld_runtime.training.rows import TrainingRow
 
-AdvantageName = Literal["grpo", "dr_grpo", "rloo"]
 Advantage = Callable[[Sequence[float]], tuple[float, ...]]
 
 STD_EPS = 1e-6

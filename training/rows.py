@@ -4,8 +4,11 @@ Rows are what the learner eats. They are projected from episode logs elsewhere; 
 tensor.
 """
 
+import json
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 from aworld_runtime.errors import TrainingError
 
@@ -63,3 +66,28 @@ class TrainingRow:
 
     def _invalid(self, reason: str) -> TrainingError:
         return TrainingError(f"training row of rollout {self.rollout_id!r} is invalid: {reason}")
+
+
+def encode_rows(rows: Sequence[TrainingRow]) -> bytes:
+    """One JSON object a line; NaN, which JSON has no word for, is null."""
+    return "".join(json.dumps(_plain(row), allow_nan=False) + "\n" for row in rows).encode()
+
+
+def decode_rows(data: bytes) -> list[TrainingRow]:
+    """What `encode_rows` wrote, equal field by field."""
+    return [_row(json.loads(line)) for line in data.splitlines()]
+
+
+def _plain(row: TrainingRow) -> dict[str, Any]:
+    logprobs = [None if math.isnan(value) else value for value in row.behavior_logprobs]
+    return asdict(row) | {"behavior_logprobs": logprobs}
+
+
+def _row(fields: dict[str, Any]) -> TrainingRow:
+    logprobs = [math.nan if value is None else value for value in fields["behavior_logprobs"]]
+    lists = {
+        "token_ids": tuple(fields["token_ids"]),
+        "loss_mask": tuple(fields["loss_mask"]),
+        "behavior_logprobs": tuple(logprobs),
+    }
+    return TrainingRow(**cast("dict[str, Any]", fields | lists))

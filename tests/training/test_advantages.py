@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from aworld_runtime.errors import TrainingError
 from aworld_runtime.training.advantages import (
     ADVANTAGES,
-    AdvantageName,
     dr_grpo_advantages,
     grpo_advantages,
     is_zero_variance,
     rloo_advantages,
     row_advantages,
 )
+from aworld_runtime.training.algorithms import AdvantageName
 from aworld_runtime.training.rows import TrainingRow
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=16)

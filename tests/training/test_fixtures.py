@@ -25,11 +25,12 @@ from aworld_runtime.training.advantages import (
     rloo_advantages,
     row_advantages,
 )
+from aworld_runtime.training.algorithms import KLName
 from aworld_runtime.training.losses import aggregation, correction
 from aworld_runtime.training.losses.cispo import cispo
 from aworld_runtime.training.losses.clipped import clipped_surrogate
 from aworld_runtime.training.losses.gspo import gspo
-from aworld_runtime.training.losses.kl import KL_ESTIMATORS, KLName
+from aworld_runtime.training.losses.kl import KL_ESTIMATORS
 from aworld_runtime.training.losses.reinforce import reinforce
 from aworld_runtime.training.overlong import drop_truncated, soft_overlong_penalty
 from aworld_runtime.training.rows import TrainingRow

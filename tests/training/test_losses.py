@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from aworld_runtime.training.losses import LOSSES, LossName, aggregation, correction
+from aworld_runtime.training.algorithms import KLName, LossName
+from aworld_runtime.training.losses import LOSSES, aggregation, correction
 from aworld_runtime.training.losses.clipped import clipped_surrogate
-from aworld_runtime.training.losses.kl import KL_ESTIMATORS, KLName
+from aworld_runtime.training.losses.kl import KL_ESTIMATORS
 
 
 def t(*values: float) -> Tensor:

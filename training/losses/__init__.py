@@ -9,15 +9,13 @@ To add an algorithm: one file here, one line in `LOSSES`.
 """
 
 from collections.abc import Mapping
-from typing import Literal
 
+from aworld_runtime.training.algorithms import LossName
 from aworld_runtime.training.losses.base import PolicyLoss, TokenLosses
 from aworld_runtime.training.losses.cispo import cispo
 from aworld_runtime.training.losses.clipped import clipped_surrogate
 from aworld_runtime.training.losses.gspo import gspo
 from aworld_runtime.training.losses.reinforce import reinforce
-
-LossName = Literal["clipped", "gspo", "cispo", "reinforce"]
 
 LOSSES: Mapping[LossName, PolicyLoss] = {
     "clipped": clipped_surrogate,
@@ -26,4 +24,4 @@ LOSSES: Mapping[LossName, PolicyLoss] = {
     "reinforce": reinforce,
 }
 
-__all__ = ["LOSSES", "LossName", "PolicyLoss", "TokenLosses"]
+__all__ = ["LOSSES", "PolicyLoss", "TokenLosses"]

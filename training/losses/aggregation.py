@@ -9,10 +9,8 @@ functions of plain numbers. A row without trained tokens gets 0, and a batch wit
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Literal
 
-AggregationName = Literal["token_mean", "sequence_mean", "rollout_mean"]
-
+from aworld_runtime.training.algorithms import AggregationName
 
 Aggregation = Callable[[Sequence[int], Sequence[float], Sequence[Hashable]], tuple[float, ...]]
 """From [R] trained-token counts, row weights and rollouts to [R] coefficients."""

@@ -9,12 +9,12 @@ With d = logprobs - ref_logprobs, per token:
 """
 
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-KLName = Literal["k1", "k2", "k3", "k3+"]
+from aworld_runtime.training.algorithms import KLName
+
 KLEstimator = Callable[[Tensor, Tensor], Tensor]
 
 
