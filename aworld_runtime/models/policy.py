@@ -176,7 +176,10 @@ class PolicyModel:
     def _body(
         self, request: ModelRequest, tokenizer: Tokenizer, prompt: list[int], resubmit: int
     ) -> dict[str, Any]:
-        """Every filter off: the logprobs belong to the distribution that was sampled from."""
+        """No filters: the logprobs must belong to the distribution that was sampled from.
+
+        vLLM takes further ones from the model's folder unless told `--generation-config vllm`.
+        """
         temperature = request.temperature
         return {
             "model": self._spec.model,
@@ -184,8 +187,6 @@ class PolicyModel:
             "temperature": self._spec.temperature if temperature is None else temperature,
             "top_p": 1.0,
             "top_k": -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
             "seed": None if request.seed is None else request.seed + resubmit,
             "logprobs": 0,
             "return_token_ids": True,
