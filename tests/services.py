@@ -3,14 +3,16 @@
 A server that can't be had is a reason to skip; with REQUIRE_SERVICES=1, as in CI, it fails the test.
 """
 
+import gc
 import os
 import random
 import shutil
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import warnings
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NoReturn, Self
 from urllib.parse import urlsplit, urlunsplit
@@ -89,6 +91,16 @@ async def mongo_server(folder: Path) -> AsyncGenerator[str]:
         return
     async with MongoServer(folder) as server:
         yield server.url
+
+
+@contextmanager
+def pymongo_sockets_collected() -> Generator[None]:
+    """For tests in which a server is away: pymongo leaves the socket of a connect that its `close` cancels to the
+    garbage collector, which would warn in whatever test runs then.
+    """
+    yield
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()
 
 
 def with_database(url: str, name: str) -> str:

@@ -34,7 +34,7 @@ from aworld_runtime.nodes.verify import compare
 from aworld_runtime.store import Store
 from aworld_runtime.store import sqlite as sqlite_backend
 from aworld_runtime.store.sqlite import SQLiteStore
-from tests.services import MongoServer
+from tests.services import MongoServer, pymongo_sockets_collected
 
 
 @pytest.fixture
@@ -201,9 +201,14 @@ async def test_store_outage_stalls_nobody_and_loses_nothing(
 @pytest.mark.chaos
 async def test_killed_database_server_is_waited_for(bus: MemoryBus, tmp_path: Path) -> None:
     pytest.importorskip("pymongo")
+    with pymongo_sockets_collected():
+        await _kill_and_restart(bus, tmp_path)
+
+
+async def _kill_and_restart(bus: MemoryBus, folder: Path) -> None:
     from aworld_runtime.store.mongo import MongoStore
 
-    async with MongoServer(tmp_path) as server, MongoStore(server.url, Registry()) as store:
+    async with MongoServer(folder) as server, MongoStore(server.url, Registry()) as store:
         async with Archiver(bus, store) as archiver:
             await append(bus, "episode:1", *hello(100))
             await archiver.drain()

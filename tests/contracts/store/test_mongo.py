@@ -9,9 +9,9 @@ import pytest
 
 from aworld_runtime.errors import ConfigError, StoreError, StoreUnavailableError
 from aworld_runtime.events import Event, MessagePosted, Registry
-from aworld_runtime.store import mongo, open_store
+from aworld_runtime.store import open_store
 from aworld_runtime.store.mongo import MongoStore, without_password
-from tests.services import MongoServer, with_database
+from tests.services import MongoServer, pymongo_sockets_collected, with_database
 from tests.waiting import wait_until
 
 
@@ -21,11 +21,11 @@ def posted(seq: int) -> Event:
 
 async def test_unreachable_server_is_reported_in_time_without_the_password() -> None:
     began = time.monotonic()
-    with pytest.raises(StoreUnavailableError, match=r"mongodb://me:\*\*\*@127.0.0.1:1/x") as caught:
-        async with open_store("mongodb://me:secret@127.0.0.1:1/x"):
-            pass
+    with pymongo_sockets_collected():
+        message = await _refusal("mongodb://me:secret@127.0.0.1:1/x")
     assert time.monotonic() - began < 5
-    assert "secret" not in str(caught.value)
+    assert "mongodb://me:***@127.0.0.1:1/x" in message
+    assert "secret" not in message
 
 
 async def test_url_that_is_none_is_a_configuration_error() -> None:
@@ -49,12 +49,14 @@ async def test_blob_larger_than_a_document_is_refused(mongo_database: str) -> No
 
 @pytest.mark.chaos
 @pytest.mark.skipif("MONGODB_URL" in os.environ, reason="the given server is not ours to kill")
-async def test_killed_server_loses_nothing_acknowledged_and_is_found_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mongo, "OPERATION_S", 1.0)
+async def test_killed_server_loses_nothing_acknowledged_and_is_found_again(tmp_path: Path) -> None:
+    with pymongo_sockets_collected():
+        await _kill_and_restart(tmp_path)
+
+
+async def _kill_and_restart(folder: Path) -> None:
     async with (
-        MongoServer(tmp_path) as server,
+        MongoServer(folder) as server,
         MongoStore(with_database(server.url, "chaos"), Registry()) as store,
     ):
         acknowledged = 0
@@ -78,3 +80,10 @@ async def test_killed_server_loses_nothing_acknowledged_and_is_found_again(
         assert len(kept) - acknowledged in (0, 1)
         assert [event.seq for event in kept] == list(range(1, len(kept) + 1))
         await store.put_events("log", [posted(len(kept) + 1)])
+
+
+async def _refusal(url: str) -> str:
+    with pytest.raises(StoreUnavailableError) as caught:
+        async with open_store(url):
+            pass
+    return str(caught.value)
