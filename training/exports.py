@@ -69,10 +69,10 @@ def preference_records(
             }
 
 
-def write_jsonl(path: Path, records: Iterable[Record]) -> int:
+def write_jsonl(path: Path, records: Iterable[Record], *, append: bool = False) -> int:
     """Write one record a line; returns how many."""
     count = 0
-    with path.open("w", encoding="utf-8") as file:
+    with path.open("a" if append else "w", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
             count += 1
