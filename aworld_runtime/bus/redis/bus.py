@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -79,23 +78,16 @@ class RedisBus:
         self._tasks.start_soon(self._run_loops)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
+    async def __aexit__(self, *exc: object) -> None:
         if self._tasks is None:
-            return None
+            return
         for consumer in self._consumers:
             consumer.stop()
         self._loops.cancel()
         # Only a cancellation is the task group's business; an error of the caller's passes as it is.
+        error = next((e for e in exc if isinstance(e, anyio.get_cancelled_exc_class())), None)
         try:
-            if isinstance(error, anyio.get_cancelled_exc_class()):
-                return await self._tasks.__aexit__(kind, error, trace)
-            await self._tasks.__aexit__(None, None, None)
-            return None  # the group, cancelled by us, would swallow the caller's error
+            await self._tasks.__aexit__(error and type(error), error, None)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._link.close()

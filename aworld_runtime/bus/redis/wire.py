@@ -11,6 +11,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -170,7 +171,8 @@ class Wire(AbstractConnection):
             return
         wire = self._writer.get_extra_info("socket")
         if wire is not None and wire.family != socket.AF_UNIX:
-            wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with suppress(OSError):  # the other side was faster
+                wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
         self._parser.on_disconnect()
         self._reader = self._writer = None

@@ -1,0 +1,482 @@
+"""What is particular to the bus on Redis: servers that die, stall, fill up, come back empty or refuse."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import hiredis
+import pytest
+from anyio.abc import SocketStream
+from redis.asyncio import Redis
+
+from aworld_runtime.bus import Bus, open_bus
+from aworld_runtime.bus.redis.wire import hide_password
+from aworld_runtime.bus.server import PrivateServer
+from aworld_runtime.errors import (
+    BusFullError,
+    BusUnavailableError,
+    ConfigError,
+    Fenced,
+    ProcessError,
+)
+from aworld_runtime.events import EpisodeTakenOver, Event, MessagePosted
+from aworld_runtime.processes import spawn
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.anyio
+
+LEASE_S = 0.5
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[PrivateServer]:
+    """A server for one test, which may do to it what it likes."""
+    async with PrivateServer(tmp_path / "server") as server:
+        yield server
+
+
+def note(text: str) -> Event:
+    return Event.of(MessagePosted(content=text), source="writer/1")
+
+
+async def texts(bus: Bus, log: str) -> list[str]:
+    events = await bus.read(log)
+    return [event.data.content for event in events if isinstance(event.data, MessagePosted)]
+
+
+async def kill(server: PrivateServer) -> None:
+    assert server.process is not None
+    server.process.send_signal(signal.SIGKILL)
+    await server.process.wait(deadline=5.0)
+
+
+def forget_data(server: PrivateServer) -> None:
+    for file in (server.folder / "appendonlydir").iterdir():
+        file.unlink()
+
+
+# --- the private server --------------------------------------------------------------------------
+
+
+async def test_a_private_server_keeps_data_and_port_over_restarts(tmp_path: Path) -> None:
+    server = PrivateServer(tmp_path / "server")
+    async with server:
+        url = server.url
+        async with open_bus(url) as bus:
+            await bus.append("log", 0, [note("kept")])
+    async with server, open_bus(server.url) as bus:
+        assert server.url == url
+        assert await texts(bus, "log") == ["kept"]
+
+
+async def test_a_taken_port_is_a_clear_error(server: PrivateServer, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"port {server.port} .* taken"):
+        await PrivateServer(tmp_path / "other", server.port).start()
+
+
+async def test_two_servers_never_share_a_folder(server: PrivateServer) -> None:
+    with pytest.raises(ConfigError, match="another private server uses"):
+        await PrivateServer(server.folder).start()
+
+
+async def test_a_server_that_ends_at_once_shows_the_last_lines_of_its_log(tmp_path: Path) -> None:
+    with pytest.raises(ProcessError, match="no-such-setting"):
+        await PrivateServer(tmp_path, options={"no-such-setting": "1"}).start()
+
+
+# --- refusals at the door ------------------------------------------------------------------------
+
+
+async def test_a_server_that_evicts_is_refused(tmp_path: Path) -> None:
+    options = {"maxmemory": "64mb", "maxmemory-policy": "allkeys-lru"}
+    async with PrivateServer(tmp_path, options=options) as server:
+        with pytest.raises(ConfigError, match="noeviction"):
+            async with open_bus(server.url):
+                pass
+
+
+async def test_an_old_server_is_refused() -> None:
+    async def serve(stream: SocketStream) -> None:
+        """Just enough of a server to be asked for its version."""
+        commands = hiredis.Reader()
+        async with stream:
+            async for data in stream:
+                commands.feed(data)
+                while command := commands.gets():
+                    text = b"redis_version:6.2.14\r\n" if command[0] == b"INFO" else b"x"
+                    await stream.send(b"$%d\r\n%s\r\n" % (len(text), text))
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610
+    async with listener, anyio.create_task_group() as tg:
+        tg.start_soon(listener.serve, serve)
+        with pytest.raises(ConfigError, match=re.escape("6.2.14; 7.0 or newer")):
+            async with open_bus(f"redis://127.0.0.1:{port}"):
+                pass
+        tg.cancel_scope.cancel()
+
+
+async def test_an_unreachable_server_is_a_clear_error_without_the_password() -> None:
+    with pytest.raises(BusUnavailableError, match="no bus at redis://me:") as caught:
+        async with open_bus("redis://me:secret@127.0.0.1:1/0"):
+            pass
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_mute_server_is_given_up_within_5_seconds() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        before = time.monotonic()
+        with pytest.raises(BusUnavailableError, match="no answer"):
+            async with open_bus(f"redis://127.0.0.1:{mute.getsockname()[1]}"):
+                pass
+        assert time.monotonic() - before < 5.0
+
+
+async def test_a_wrong_password_is_a_clear_error(tmp_path: Path) -> None:
+    async with PrivateServer(tmp_path) as server:
+        url = server.url.replace("redis://", "redis://nobody:secret@")
+        with pytest.raises(ConfigError, match="password") as caught:
+            async with open_bus(url):
+                pass
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url, complaint",
+    [
+        ("redis://localhost/0?namespce=x", "namespce"),
+        ("redis://localhost/0?namespace={x}", "namespace"),
+        ("redis://localhost/0?outage_s=soon", "soon"),
+    ],
+)
+def test_a_wrong_parameter_in_the_url_is_named(url: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        open_bus(url)
+
+
+def test_passwords_are_hidden() -> None:
+    assert hide_password("redis://:p@host/0?db=1") == "redis://:***@host/0?db=1"
+    assert hide_password("unix:///tmp/socket") == "unix:///tmp/socket"
+
+
+async def test_a_closed_bus_refuses_calls(server: PrivateServer) -> None:
+    bus = open_bus(server.url)
+    with pytest.raises(BusUnavailableError, match="not open"):
+        await bus.last_seq("log")
+
+
+async def test_namespaces_do_not_mix(server: PrivateServer) -> None:
+    async with (
+        open_bus(f"{server.url}?namespace=a") as a,
+        open_bus(f"{server.url}?namespace=b") as b,
+    ):
+        await a.append("log", 0, [note("a")])
+        assert await b.last_seq("log") == 0
+
+
+# --- trouble on the way --------------------------------------------------------------------------
+
+
+async def test_a_full_server_refuses_events_and_serves_reads_and_acks(tmp_path: Path) -> None:
+    async def put_until_refused(bus: Bus, content: str) -> int:
+        for count in range(10_000):
+            try:
+                await bus.put("filler", note(content))
+            except BusFullError:
+                return count
+        pytest.fail("never full")
+
+    async with (
+        PrivateServer(tmp_path, options={"maxmemory": "8mb"}) as server,
+        open_bus(server.url) as bus,
+        bus.consume("queue", consumer="c") as consumer,
+    ):
+        await bus.put("queue", note("work"))
+        delivery = await consumer.take()
+        await bus.append("log", 0, [note(str(number)) for number in range(100)])
+        for size in (3000, 100):
+            await put_until_refused(bus, "x" * size)
+        with pytest.raises(BusFullError, match="maxmemory"):
+            await bus.append("log", 100, [note("x" * 3000)])
+        with pytest.raises(BusFullError):
+            await bus.send_mail("log", note("x" * 3000))
+        assert await bus.last_seq("log") == 100
+        assert len(await bus.read("log")) == 100
+        await delivery.ack()
+        assert await bus.backlog("queue") == 0
+
+
+async def test_cut_connections_neither_lose_nor_double_an_append(server: PrivateServer) -> None:
+    total = 200
+    done = anyio.Event()
+
+    async def cut() -> None:
+        async with Redis.from_url(server.url) as client:
+            while not done.is_set():
+                await client.client_kill_filter(_type="normal", skipme=True)
+                await anyio.sleep(0.005)
+
+    async with open_bus(server.url) as bus, anyio.create_task_group() as tg:
+        tg.start_soon(cut)
+        for number in range(total):
+            assert await bus.append("log", number, [note(str(number))]) == number + 1
+        done.set()
+    async with open_bus(server.url) as bus:
+        assert await texts(bus, "log") == [str(number) for number in range(total)]
+
+
+async def test_listeners_and_consumers_find_back_after_a_restart(server: PrivateServer) -> None:
+    async with (
+        open_bus(server.url) as bus,
+        bus.consume("queue", consumer="c") as consumer,
+        bus.mailbox("log") as box,
+        bus.feed() as feed,
+        bus.listen("channel") as heard,
+    ):
+        await server.stop()
+        await server.start()
+        await bus.put("queue", note("work"))
+        await bus.send_mail("log", note("mail"))
+        await bus.append("log", 0, [note("event")])
+        with anyio.fail_after(5.0):
+            assert (await consumer.take()).count == 1
+            assert len(await anext(box)) == 1
+            assert [entry.last for entry in await anext(feed)] == [1]
+            async with anyio.create_task_group() as tg:
+
+                async def keep_telling() -> None:
+                    while True:  # lossy: until the listener is back
+                        await bus.broadcast("channel", 1)
+                        await anyio.sleep(0.05)
+
+                tg.start_soon(keep_telling)
+                assert await anext(heard) == 1
+                tg.cancel_scope.cancel()
+
+
+async def test_a_server_that_stays_away_fails_every_call_in_time(server: PrivateServer) -> None:
+    async with (
+        open_bus(f"{server.url}?outage_s=1") as bus,
+        bus.consume("queue", consumer="c") as consumer,
+        bus.mailbox("log") as box,
+        bus.feed() as feed,
+    ):
+        await kill(server)
+        failed: list[str] = []
+
+        async def must_fail(name: str, call: Callable[[], Awaitable[object]]) -> None:
+            with pytest.raises(BusUnavailableError):
+                await call()
+            failed.append(name)
+
+        with anyio.fail_after(10.0):
+            async with anyio.create_task_group() as tg:
+                tg.start_soon(must_fail, "append", lambda: bus.append("log", 0, [note("a")]))
+                tg.start_soon(must_fail, "take", consumer.take)
+                tg.start_soon(must_fail, "mailbox", lambda: anext(box))
+                tg.start_soon(must_fail, "feed", lambda: anext(feed))
+        assert sorted(failed) == ["append", "feed", "mailbox", "take"]
+
+
+async def test_a_server_that_comes_back_empty_is_noticed_and_used(server: PrivateServer) -> None:
+    """The owner's append is refused, so it restores or fails; queue and feed begin anew."""
+    async with (
+        open_bus(server.url) as bus,
+        bus.consume("queue", consumer="c") as consumer,
+        bus.feed() as feed,
+    ):
+        await bus.put("queue", note("lost"))
+        delivery = await consumer.take()
+        await bus.append("log", 0, [note("a"), note("b")])
+        stored = await bus.read("log")
+        await anext(feed)
+
+        await server.stop()
+        forget_data(server)
+        await server.start()
+
+        with pytest.raises(Fenced, match="the log is empty"):
+            await bus.append("log", 2, [note("c")])
+        await bus.restore("log", stored)
+        assert await bus.append("log", 2, [note("c")]) == 3
+        await bus.put("queue", note("new"))
+        with anyio.fail_after(5.0):
+            assert [entry.first for entry in await anext(feed)] == [3]
+            await delivery.ack()
+            assert (await consumer.take()).event.data == MessagePosted(content="new")
+            await wait_until(lambda: delivery.lost, description="the lost delivery known as lost")
+
+
+@pytest.mark.chaos
+async def test_kill_9_of_the_server_loses_no_acknowledged_event(server: PrivateServer) -> None:
+    acknowledged = dict[str, list[str]]()
+    stop = anyio.Event()
+
+    async def append(bus: Bus, log: str) -> None:
+        acknowledged[log] = []
+        seq = 0
+        while not stop.is_set():
+            seq = await bus.append(log, seq, [note(f"{seq}")])
+            acknowledged[log].append(str(seq - 1))
+
+    async with open_bus(server.url) as bus:
+        async with anyio.create_task_group() as tg:
+            for number in range(5):
+                tg.start_soon(append, bus, f"log{number}")
+            for _ in range(3):
+                before = sum(map(len, acknowledged.values()))
+                await wait_until(
+                    lambda before=before: sum(map(len, acknowledged.values())) > before + 100,
+                    timeout=10.0,
+                    description="a hundred more appends",
+                )
+                await kill(server)
+                await server.start()
+            stop.set()
+        for log, written in acknowledged.items():
+            assert await texts(bus, log) == written
+
+
+@pytest.mark.chaos
+async def test_a_server_that_stands_still_doubles_no_append(server: PrivateServer) -> None:
+    assert server.process is not None
+    async with open_bus(server.url) as bus, anyio.create_task_group() as tg:
+        await bus.append("log", 0, [note("before")])
+        server.process.send_signal(signal.SIGSTOP)
+
+        async def go_on() -> None:
+            assert server.process is not None
+            await anyio.sleep(7.0)  # longer than a reply may take
+            server.process.send_signal(signal.SIGCONT)
+
+        tg.start_soon(go_on)
+        await bus.append("log", 1, [note("while it stood")])
+        await bus.append("log", 2, [note("after")])
+        assert await texts(bus, "log") == ["before", "while it stood", "after"]
+
+
+# --- leases --------------------------------------------------------------------------------------
+
+
+async def test_a_busy_event_loop_does_not_lose_its_lease(server: PrivateServer) -> None:
+    stolen: list[int] = []
+    over = threading.Event()
+
+    def steal() -> None:
+        async def main() -> None:
+            async with (
+                open_bus(server.url) as bus,
+                bus.consume("queue", consumer="thief", lease_s=LEASE_S) as thief,
+            ):
+                while not over.is_set():
+                    with anyio.move_on_after(0.1):
+                        stolen.append((await thief.take()).count)
+
+        anyio.run(main)
+
+    async with (
+        open_bus(server.url) as bus,
+        bus.consume("queue", consumer="busy", lease_s=LEASE_S) as consumer,
+    ):
+        await bus.put("queue", note("long"))
+        delivery = await consumer.take()
+        thread = threading.Thread(target=steal)
+        thread.start()
+        try:
+            end = time.monotonic() + 3 * LEASE_S
+            while time.monotonic() < end:
+                pass  # hold the loop and, as far as Python lets us, the interpreter
+            assert not delivery.lost
+            assert not stolen
+            await delivery.ack()
+            assert await bus.backlog("queue") == 0
+        finally:
+            over.set()
+            await anyio.to_thread.run_sync(thread.join)
+
+
+ZOMBIE = """
+import sys, anyio
+from aworld_runtime.bus import open_bus
+from aworld_runtime.errors import Fenced
+from aworld_runtime.events import Event, MessagePosted
+
+async def main():
+    async with open_bus(sys.argv[1]) as bus:
+        async with bus.consume("episodes", consumer="zombie", lease_s=float(sys.argv[2])) as consumer:
+            delivery = await consumer.take()
+            seq = 0
+            while True:
+                event = Event.of(MessagePosted(content="zombie"), source="worker/1")
+                try:
+                    seq = await bus.append("log", seq, [event])
+                except Fenced:
+                    print("fenced", flush=True)
+                    await delivery.ack()
+                    with anyio.move_on_after(5):
+                        while not delivery.lost:
+                            await anyio.sleep(0.01)
+                    print("lost" if delivery.lost else "still holds", flush=True)
+                    return
+                await anyio.sleep(0.02)
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.chaos
+async def test_a_worker_that_was_stopped_and_continued_is_fenced(
+    server: PrivateServer, tmp_path: Path
+) -> None:
+    script = tmp_path / "zombie.py"
+    script.write_text(ZOMBIE)
+    async with open_bus(server.url) as bus:
+        await bus.put("episodes", note("episode"))
+        command = [sys.executable, script, server.url, str(LEASE_S)]
+        async with await spawn(command, log=tmp_path / "zombie.log") as zombie:
+
+            async def has_begun() -> bool:
+                return await bus.last_seq("log") >= 3
+
+            await wait_until(has_begun, timeout=20.0, description="the worker's first appends")
+            async with bus.consume("episodes", consumer="heir", lease_s=LEASE_S) as heir:
+                with anyio.move_on_after(2 * LEASE_S):
+                    await heir.take()
+                    pytest.fail("taken over from a worker that lives")
+                zombie.send_signal(signal.SIGSTOP)
+                with anyio.fail_after(LEASE_S + 1.0):
+                    delivery = await heir.take()
+                assert delivery.count == 2
+                seq = await bus.last_seq("log")
+                takeover = Event.of(EpisodeTakenOver(worker="worker/2"), source="worker/2")
+                seq = await bus.append("log", seq, [takeover])
+                zombie.send_signal(signal.SIGCONT)
+                await zombie.wait(deadline=10.0)
+                assert zombie.log_tail().splitlines() == ["fenced", "lost"]
+                assert await bus.last_seq("log") == seq
+                assert not delivery.lost
+                assert await bus.backlog("episodes") == 1
+                await delivery.ack()
+                assert await bus.backlog("episodes") == 0
+
+
+async def test_every_key_has_an_owner_or_a_ttl(server: PrivateServer) -> None:
+    async with open_bus(server.url) as bus:
+        await bus.send_mail("never-there", note("mail to nobody"))
+        await bus.reply(note("asked"), note("answer to nobody"))
+        await bus.send_mail("log", note("early"))
+        await bus.append("log", 0, [note("a")])
+        await bus.unlink("log")
+        await bus.restore("log", [note("a").at(1)])
+        await bus.unlink("log")
+    async with Redis.from_url(server.url, decode_responses=True) as client:
+        lasting = [name for name in await client.keys("*") if await client.pttl(name) == -1]
+    assert lasting == ["aworld:{0}:feed"]
