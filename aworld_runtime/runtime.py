@@ -79,6 +79,7 @@ class Runtime:
         self._programs: dict[str, Runnable] = {}
         self._waiters: dict[str, anyio.Event] = {}
         self._ended: set[str] = set()
+        self._failure: BaseException | None = None
         self._log_seq = 0
         self._appending = anyio.Lock()
         self._stack = AsyncExitStack()
@@ -93,7 +94,7 @@ class Runtime:
             stack.callback(tasks.cancel_scope.cancel)
             await self._append([self._event(RunStarted(kind=self._kind))])
             mail = await stack.enter_async_context(self.bus.mailbox(run_log(self.run_id)))
-            stack.push_async_exit(self._finish)
+            stack.push_async_callback(self._finish)
             tasks.start_soon(self._receive, mail)
             if self._slots:
                 worker = Worker(
@@ -113,6 +114,10 @@ class Runtime:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
+        self._failure = error
+        if isinstance(error, Exception):  # the caller's own: it stays as it is, in no group
+            await self._stack.aclose()
+            return None
         return await self._stack.__aexit__(kind, error, traceback)
 
     async def run(
@@ -187,16 +192,11 @@ class Runtime:
                 if waiter := self._waiters.get(event.episode_id or ""):
                     waiter.set()
 
-    async def _finish(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        del traceback
+    async def _finish(self) -> None:
+        error = self._failure
         finished = RunFinished(reason="done")
-        if kind is not None:
-            finished = RunFinished(reason="failed", detail=f"{kind.__name__}: {error}")
+        if error is not None:
+            finished = RunFinished(reason="failed", detail=f"{type(error).__name__}: {error}")
         with anyio.move_on_after(FINISH_S, shield=True):
             await self._append([self._event(finished)])
 

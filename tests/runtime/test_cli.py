@@ -162,6 +162,7 @@ def test_wrong_environment_setting_is_named(
     assert "oracle" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -172,11 +173,12 @@ def test_wrong_environment_setting_is_named(
     ],
 )
 def test_an_unreachable_server_is_reported_within_five_seconds(
-    aworld: Aworld, arguments: list[str]
+    project: Path, arguments: list[str]
 ) -> None:
+    """In processes of their own: PyMongo leaves a socket to the garbage collector."""
     start = time.monotonic()
-    done = aworld(*arguments)
-    assert time.monotonic() - start < 6  # five, on a busy machine
+    done = aworld_process(*arguments, cwd=project)
+    assert time.monotonic() - start < 7  # five, and the start of Python on a busy machine
     assert done.returncode == 2
     assert done.stderr.startswith("aworld: error: ")
     assert "127.0.0.1:1" in done.stderr

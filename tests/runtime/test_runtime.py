@@ -1,0 +1,242 @@
+"""The runtime, end to end: bus, worker, archiver and store together."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import anyio
+import pytest
+
+from aworld_runtime import Agent, LLMClient, Runners, Runtime
+from aworld_runtime.bus.base import read_all
+from aworld_runtime.errors import AWorldError, ConfigError, NotFoundError
+from aworld_runtime.events import EpisodeFinished, EpisodeRequested, Event
+from aworld_runtime.messages import Task, ToolCall
+from aworld_runtime.models.base import ModelRequest
+from aworld_runtime.models.scripted import Reply, ScriptedModel
+from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
+from aworld_runtime.nodes.verify import compare
+from aworld_runtime.nodes.worker import Worker
+from aworld_runtime.runtime import run_sync
+from aworld_runtime.store.open import open_store
+from tests.engine import Answer, engine
+from tests.episodes import EXACT_MATCH, Adder, adding, adding_swarm, of_kind
+from tests.replayed import swarm
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/store.db"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, for what uses the default store."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def echo(request: ModelRequest) -> Reply:
+    return f"echo {request.messages[-1].content}"
+
+
+async def test_an_episode_runs_and_everything_is_archived(store: str) -> None:
+    task = Task(id="t1", prompt="Add.", data={"expected": "checked: 100"}, environment=EXACT_MATCH)
+    async with Runtime(bus="memory://", store=store) as runtime:
+        episode = await runtime.run(adding_swarm(ScriptedModel(adding), Adder()), task)
+        on_bus = await read_all(runtime.bus, episode_log(episode.id))
+    assert (episode.answer, episode.reason, episode.reward) == ("checked: 100", "answered", 1.0)
+    async with open_store(store) as opened:
+        assert await opened.read(episode_log(episode.id)) == on_bus
+        (record,) = await opened.episodes(run_id=runtime.run_id)
+        assert (record.status, record.reward, record.turns) == ("answered", 1.0, 4)
+        (run,) = await opened.runs()
+        assert (run.id, run.kind, run.reason) == (runtime.run_id, "run", "done")
+
+
+async def test_bus_and_store_hold_the_same(store: str) -> None:
+    async with Runtime(bus="memory://", store=store) as runtime:
+        await runtime.run(swarm, "Add.")
+        await wait_until(lambda: same(runtime), description="the archive has caught up")
+
+
+async def same(runtime: Runtime) -> bool:
+    return (await compare(runtime.bus, runtime.store)).same
+
+
+async def test_many_episodes_at_once_each_with_its_own_answer(store: str) -> None:
+    agent = Agent(llm=ScriptedModel(echo, delay_s=0.01))
+    async with Runtime(bus="memory://", store=store, slots=16) as runtime:
+        ids = [await runtime.submit(agent, f"task {n}") for n in range(50)]
+        answers = [(await runtime.result(i)).answer for i in ids]
+        log = await read_all(runtime.bus, run_log(runtime.run_id))
+    assert answers == [f"echo task {n}" for n in range(50)]
+    assert sorted(e.episode_id or "" for e in log if isinstance(e.data, EpisodeFinished)) == ids
+
+
+async def test_a_program_named_as_module_and_attribute(store: str) -> None:
+    async with Runtime(bus="memory://", store=store) as runtime:
+        episode = await runtime.run("tests.replayed:swarm", "Add.")
+    assert episode.answer == "checked: 100"
+
+
+async def test_a_program_that_cannot_be_loaded_ends_the_episode_with_the_reason(
+    store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    async with Runtime(bus="memory://", store=store) as runtime:
+        with anyio.fail_after(5):
+            missing = await runtime.run("nowhere:agent", "q")
+            broken = await runtime.run("tests.runtime.test_runtime:broken", "q")
+    assert missing.reason == broken.reason == "failed"
+    assert "can't import 'nowhere'" in (missing.error or "")
+    assert "broken" in (broken.error or "")
+
+
+def broken() -> Agent:
+    raise RuntimeError("broken on purpose")
+
+
+async def test_an_object_on_a_bus_of_several_processes_is_a_usage_error(store: str) -> None:
+    runtime = Runtime(bus="redis://127.0.0.1:1", store=store)
+    with pytest.raises(ConfigError, match="workers elsewhere can't see it"):
+        await runtime.submit(swarm, "Add.")
+
+
+async def test_a_result_that_was_not_submitted_here(store: str) -> None:
+    async with Runtime(bus="memory://", store=store) as runtime:
+        with pytest.raises(NotFoundError, match="'nobody' was not submitted"):
+            await runtime.result("nobody")
+
+
+async def test_a_timeout_ends_the_episode_not_the_caller(store: str) -> None:
+    agent = Agent(llm=ScriptedModel("late", delay_s=60))
+    async with Runtime(bus="memory://", store=store) as runtime:
+        episode = await runtime.run(agent, "q", timeout_s=0.05)
+    assert episode.reason == "time_limit"
+
+
+async def test_an_error_inside_is_recorded_as_the_runs_end(store: str) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with Runtime(bus="memory://", store=store):
+            raise ZeroDivisionError
+    async with open_store(store) as opened:
+        (run,) = await opened.runs()
+    assert run.reason == "failed"
+
+
+async def test_an_episode_reported_twice_is_counted_once(store: str) -> None:
+    async with Runtime(bus="memory://", store=store) as runtime:
+        episode = await runtime.run(swarm, "Add.")
+        finished = (await read_all(runtime.bus, episode_log(episode.id)))[-1]
+        await runtime.bus.send_mail(run_log(runtime.run_id), finished)
+        await runtime.run(swarm, "Add.")
+        log = await read_all(runtime.bus, run_log(runtime.run_id))
+    assert len(of_kind(log, EpisodeFinished)) == 2
+
+
+async def test_a_worker_that_refuses_a_begun_episode_ends_it(store: str) -> None:
+    """Its first worker died, and the one that takes it over runs other code."""
+    async with Runtime(bus="memory://", store=store, slots=0) as runtime:
+        episode_id = await runtime.submit("tests.replayed:swarm", "Add.")
+        log = episode_log(episode_id)
+        async with runtime.bus.consume(EPISODES_QUEUE, consumer="dead") as consumer:
+            delivery = await consumer.take()
+            begun = delivery.event
+            assert isinstance(begun.data, EpisodeRequested)
+            data = begun.data.model_copy(update={"code_version": "1"})
+            begun = begun.model_copy(update={"data": data})
+            await runtime.bus.append(log, 0, [begun])
+            await runtime.bus.put(EPISODES_QUEUE, begun)
+            await delivery.ack()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Worker(runtime.bus, name="w2", version="2").run)
+            with anyio.fail_after(5):
+                await runtime.result(episode_id)
+            tasks.cancel_scope.cancel()
+        episode = await runtime.result(episode_id)
+    assert episode.reason == "failed"
+    assert "code version 2, the episode wants 1" in (episode.error or "")
+
+
+async def test_a_drained_worker_ends_what_it_has(store: str) -> None:
+    async with Runtime(bus="memory://", store=store, slots=0) as runtime:
+        worker = Worker(
+            runtime.bus,
+            name="w1",
+            programs={"local:slow": Agent(llm=ScriptedModel("done", delay_s=0.1))},
+        )
+        episode_id = await runtime.submit("local:slow", "q")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.run)
+            await wait_until(lambda: worker.running == 1)
+            worker.drain()
+        assert worker.health()["status"] == "draining"
+        assert (await runtime.result(episode_id)).answer == "done"
+
+
+def test_run_works_without_a_loop(home: Path) -> None:
+    assert swarm.run("Add.").answer == "checked: 100"
+    assert (home / ".aworld" / "aworld.db").exists()
+
+
+async def test_run_works_inside_a_running_loop_as_in_a_notebook(home: Path) -> None:
+    assert swarm.run("Add.").answer == "checked: 100"
+    assert Runners.sync_run("Add.", agent=swarm).answer == "checked: 100"
+    assert (await Runners.run("Add.", agent=swarm)).answer == "checked: 100"
+
+
+@pytest.mark.usefixtures("home")
+def test_a_failed_run_raises_with_the_command_that_shows_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.ERROR)
+    with pytest.raises(AWorldError, match=r"has no model.*; see it with: aworld log "):
+        Agent().run("q")
+
+
+async def test_run_sync_raises_what_the_work_raised() -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("inside")
+
+    with pytest.raises(KeyError, match="inside"):
+        run_sync(fail)
+
+
+async def test_environment_settings_reach_an_agents_model(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = {"role": "assistant", "content": "hello"}
+    body = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    async with engine(lambda _: Answer(body)) as served:
+        monkeypatch.setenv("AWORLD_LLM_BASE_URL", served.url)
+        monkeypatch.setenv("AWORLD_LLM_MODEL_NAME", "tiny")
+        monkeypatch.setenv("AWORLD_LLM_API_KEY", "secret")
+        agent = Agent(llm=LLMClient())
+        for _ in range(2):  # two runtimes, each with connections of its own
+            async with Runtime(bus="memory://", store=store) as runtime:
+                assert (await runtime.run(agent, "hi")).answer == "hello"
+    assert [r.headers["authorization"] for r in served.requests] == ["Bearer secret"] * 2
+
+
+async def test_a_tool_call_of_a_user_function(store: str) -> None:
+    def shout(text: str) -> str:
+        """Say it loudly."""
+        return text.upper()
+
+    model = ScriptedModel([ToolCall(id="c1", name="shout", arguments={"text": "hi"}), "done"])
+    async with Runtime(bus="memory://", store=store) as runtime:
+        episode = await runtime.run(Agent(llm=model, tools=[shout]), "shout")
+    (trajectory,) = episode.trajectories
+    assert [m.content for m in trajectory.messages if m.role == "tool"] == ["HI"]
+
+
+async def test_a_foreign_event_in_the_queue_is_a_dead_letter(store: str) -> None:
+    async with Runtime(bus="memory://", store=store) as runtime:
+        stray = Event.of(EpisodeFinished(), source="test/1")
+        await runtime.bus.put(EPISODES_QUEUE, stray)
+        assert (await runtime.run(swarm, "Add.")).answer == "checked: 100"
+        (dead,) = await runtime.bus.dead_letters(EPISODES_QUEUE)
+    assert dead.reason == "expected episode.requested, got episode.finished"
