@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import anyio
 from anyio.abc import TaskGroup
@@ -46,6 +46,7 @@ EVENTS_AT_ONCE = 256
 """Events of one log in memory."""
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 2.0
+LOGS_KNOWN = 10_000
 RECORDS_KEPT = 4096
 """Records of unfinished episodes in memory; others are read back from the store."""
 
@@ -61,7 +62,10 @@ class Archiver:
         """Logs that could not be archived, and why."""
         self._bus = bus
         self._store = store
-        self._follower = f"{name}@{_without_user(bus.url)}"
+        self.follower = f"{name}@{_without_user(bus.url)}"
+        """The name of its cursor in the store."""
+        self._known: set[str] = set()
+        """Logs that this archiver has written to."""
         self._records: dict[str, EpisodeRecord] = {}
         self._runs: dict[str, RunRecord] = {}
         self._markers: dict[str, anyio.Event] = {}
@@ -93,7 +97,7 @@ class Archiver:
 
     async def run(self) -> None:
         """Archive until cancelled."""
-        after = await self._persist(lambda: self._store.cursor(self._follower))
+        after = await self._persist(lambda: self._store.cursor(self.follower))
         async with self._bus.feed(after or "0") as feed:
             async for entries in feed:
                 await self._archive(entries)
@@ -141,7 +145,7 @@ class Archiver:
             for log, (first, last) in spans.items():
                 group.start_soon(self._copy_log, limiter, log, first, last)
         cursor = entries[-1].cursor
-        await self._persist(lambda: self._store.set_cursor(self._follower, cursor))
+        await self._persist(lambda: self._store.set_cursor(self.follower, cursor))
         for entry in entries:
             if entry.log in self._markers:
                 self._markers[entry.log].set()
@@ -159,6 +163,8 @@ class Archiver:
                 logger.error("log %s is not archived from event %d on: %s", log, first, error)
 
     async def _copy(self, log: str, first: int, last: int) -> None:
+        if log not in self._known and first > 1:
+            first -= 1  # a log rewound before this archiver came shows at the event before
         while first <= last:
             limit = min(EVENTS_AT_ONCE, last - first + 1)
             events = await self._bus.read(log, first, limit=limit)
@@ -168,6 +174,12 @@ class Archiver:
             await self._persist(lambda events=events: self._store.put_events(log, events))
             await self._project(log, events)
             first = events[-1].seq + 1
+        self._know(log)
+
+    def _know(self, log: str) -> None:
+        if len(self._known) >= LOGS_KNOWN:
+            self._known.clear()
+        self._known.add(log)
 
     async def _expect_archived(self, log: str, first: int, last: int) -> None:
         kept = await self._persist(lambda: self._store.last_seq(log))
@@ -179,7 +191,7 @@ class Archiver:
 
     async def _project(self, log: str, events: Sequence[Event]) -> None:
         if (episode_id := episode_of_log(log)) is not None:
-            record = await self._episode(episode_id, log, before=events[0].seq)
+            record = await self._episode(episode_id)
             for event in events:
                 record = advance(record, event)
             await self._persist(lambda: self._store.put_episode(record))
@@ -187,22 +199,12 @@ class Archiver:
         elif (run_id := run_of_log(log)) is not None:
             await self._project_run(run_id, log, events)
 
-    async def _episode(self, episode_id: str, log: str, *, before: int) -> EpisodeRecord:
-        """The record up to event `before`, or past it where the store is ahead."""
-        record = self._records.get(episode_id)
-        if record is None:
-            kept = await self._persist(lambda: self._store.episode(episode_id))
-            record = kept or EpisodeRecord(id=episode_id)
-        while record.last_seq + 1 < before:  # an archiver died between events and record
-            start = record.last_seq + 1
-            missed = await self._persist(
-                lambda start=start: self._store.read(log, start, limit=EVENTS_AT_ONCE)
-            )
-            for event in missed:
-                record = advance(record, event)
-            if record.last_seq < start:
-                break
-        return record
+    async def _episode(self, episode_id: str) -> EpisodeRecord:
+        """The record so far. The cursor moves after it is kept, so what comes next in the feed comes next in it."""
+        if (record := self._records.get(episode_id)) is not None:
+            return record
+        kept = await self._persist(lambda: self._store.episode(episode_id))
+        return kept or EpisodeRecord(id=episode_id)
 
     def _remember(self, record: EpisodeRecord) -> None:
         self._records.pop(record.id, None)
@@ -264,5 +266,5 @@ class LostEvents(BusError):
 
 
 def _without_user(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    user, at, _ = urlsplit(url).netloc.rpartition("@")
+    return url.replace(f"{user}{at}", "", 1)

@@ -99,17 +99,22 @@ async def test_drain_without_an_archiver_says_so(bus: MemoryBus, store: SQLiteSt
         await Archiver(bus, store).drain(0.05)
 
 
-async def test_restarted_archiver_resumes_at_its_cursor(bus: MemoryBus, store: SQLiteStore) -> None:
+async def test_restarted_archiver_resumes_at_its_cursor(
+    bus: MemoryBus, store: SQLiteStore, tmp_path: Path
+) -> None:
+    """Shown with a store that knows the cursor and nothing else."""
     async with Archiver(bus, store) as archiver:
         await append(bus, "episode:1", *hello(3))
         await archiver.drain()
-    await bus.unlink("episode:1")
-    async with Archiver(bus, store) as archiver:
-        await append(bus, "episode:2", *hello(3))
-        await archiver.drain()
-        assert archiver.incidents == {}
-    await same(bus, store, "episode:2")
-    assert await store.last_seq("episode:1") == 3
+    assert archiver.follower == "archiver@memory://"
+    cursor = await store.cursor(archiver.follower)
+    assert cursor is not None
+    async with SQLiteStore(f"sqlite:///{tmp_path}/other.db", Registry()) as other:
+        await other.set_cursor(archiver.follower, cursor)
+        async with Archiver(bus, other) as archiver:
+            await append(bus, "episode:2", *hello(3))
+            await archiver.drain()
+        assert await other.logs() == ["episode:2"]
 
 
 class DiesBefore(SQLiteStore):
@@ -231,15 +236,31 @@ async def test_rewound_log_is_an_incident_and_the_others_go_on(
     async with Archiver(bus, store) as archiver:
         await append(bus, "episode:1", *hello(1))
         await append(bus, "episode:2", *hello(2))
-        await append(bus, "episode:1", *hello(5))
+        await archiver.drain()
+        await append(bus, "episode:1", *hello(2))
         await archiver.drain()
         assert isinstance(archiver.incidents["episode:1"], LogRewoundError)
     assert await store.read("episode:1") == kept
     await same(bus, store, "episode:2")
     assert [r.levelname for r in caplog.records] == ["ERROR"]
     comparison = await compare(bus, store, "episode:1")
-    assert comparison.differing == 6
+    assert comparison.differing == 3
     assert comparison.differences[0].in_store == kept[0].id
+
+
+async def test_rewound_log_is_not_continued_by_the_next_archiver(
+    bus: MemoryBus, store: SQLiteStore
+) -> None:
+    kept = [event.at(seq) for seq, event in enumerate(events(*hello(3)), 1)]
+    await store.put_events("episode:1", kept)
+    await append(bus, "episode:1", *hello(3))
+    async with Archiver(bus, store) as archiver:
+        await archiver.drain()
+    async with Archiver(bus, store) as archiver:
+        await append(bus, "episode:1", *hello(2))
+        await archiver.drain()
+        assert isinstance(archiver.incidents["episode:1"], LogRewoundError)
+    assert await store.read("episode:1") == kept
 
 
 async def test_log_that_vanished_unarchived_is_an_incident(
