@@ -136,7 +136,9 @@ class Agent:
 
     def program(self) -> Program:
         """This agent alone, with its task's environment."""
-        return Program(nodes=(self, Serial([self.role]), EnvironmentNode()), tools=self.tools)
+        return Program(
+            nodes=(self, Serial([self.role]), EnvironmentNode()), tools={self.role: self.tools}
+        )
 
     async def arun(self, task: str | Task) -> Episode:
         """Do one task on an embedded runtime (memory bus, SQLite store).

@@ -11,7 +11,6 @@ from aworld_runtime.nodes.environment import EnvironmentNode
 from aworld_runtime.nodes.node import Program
 from aworld_runtime.nodes.serial import Serial
 from aworld_runtime.runtime import run_program, run_sync
-from aworld_runtime.tools.base import BaseTool
 from aworld_runtime.trajectory import Episode
 
 
@@ -33,9 +32,7 @@ class Swarm:
             )
 
     def program(self) -> Program:
-        tools: dict[str, BaseTool] = {}
-        for agent in self.agents:
-            tools |= agent.tools
+        tools = {agent.role: agent.tools for agent in self.agents}
         rules = Serial([agent.role for agent in self.agents])
         return Program(nodes=(*self.agents, rules, EnvironmentNode()), tools=tools)
 

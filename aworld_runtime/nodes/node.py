@@ -35,21 +35,28 @@ class Node(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Everything an episode runs, by role and by tool name.
+    """Everything an episode runs.
 
     Raises:
         ConfigError: two nodes share a role, or a node and a tool a name: the log could not tell them apart.
     """
 
     nodes: tuple[Node, ...]
-    tools: Mapping[str, BaseTool] = field(default_factory=dict[str, BaseTool])
+    tools: Mapping[str, Mapping[str, BaseTool]] = field(
+        default_factory=dict[str, Mapping[str, BaseTool]]
+    )
+    """Role → the tools it may call, by name."""
 
     def __post_init__(self) -> None:
-        names = [*(node.role for node in self.nodes), *self.tools]
+        names = [*(node.role for node in self.nodes), *self.tool_names]
         if shared := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(
                 f"name {', '.join(shared)} stands for two of this program's agents and tools: rename one"
             )
+
+    @property
+    def tool_names(self) -> frozenset[str]:
+        return frozenset(name for tools in self.tools.values() for name in tools)
 
 
 class Runnable(Protocol):

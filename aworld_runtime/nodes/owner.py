@@ -384,12 +384,13 @@ class EpisodeOwner:
             raise TypeError(f"{called.type} is no tool call")
         if self._finished.is_set():
             return  # it was closed in the append that brought it
-        tool = self._tools.get(called.data.call.name)
+        tools = self._tools.get(called.role, {})
+        tool = tools.get(called.data.call.name)
         if isinstance(tool, RemoteTool):
             await self._call_remote(tool, called)
         else:
             answer = await answer_call(
-                called, tool, source=f"{called.data.call.name}/{self._worker}", known=self._tools
+                called, tool, source=f"{called.data.call.name}/{self._worker}", known=tools
             )
             await self.commit([answer])
 

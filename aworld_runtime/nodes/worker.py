@@ -165,7 +165,7 @@ class Worker:
         if key not in self._loaded:
             self._loaded[key] = load_program(data.program, data.arguments, self._programs)
         program = self._loaded[key]
-        self._hosted |= {("tool", tool) for tool in program.tools}
+        self._hosted |= {("tool", tool) for tool in program.tool_names}
         if data.task.environment is not None:
             self._hosted.add(("environment", data.task.environment.rpartition(":")[2]))
         return program
