@@ -24,8 +24,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-BLOCK = 64
-"""Queries of an attention block: a sampled turn fits in one, and a long prompt is cut to skip most masked pairs."""
+BLOCK = 96
+"""Most queries of an attention block: a rollout's own turns fit in one, and a long prompt is cut to skip masked pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,10 @@ def _blocks(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Cut segments (first own position, flat path of the row) in blocks of queries."""
     blocks = [
-        (start, min(start + BLOCK, len(path)), path)
+        (start, min(start + size, len(path)), path)
         for shared, path in segments
-        for start in range(shared, len(path), BLOCK)
+        for size in [_even_size(len(path) - shared)]
+        for start in range(shared, len(path), size)
     ]
     size = max(stop - start for start, stop, _ in blocks)
     queries = torch.zeros(len(blocks), size, dtype=torch.int64)
@@ -125,6 +126,11 @@ def _blocks(
     # A padded query attends to the first key: a row of the softmax without any would be NaN.
     attends = torch.arange(keys.shape[1]) <= last_key[:, :, None]
     return queries, keys, attends, outputs
+
+
+def _even_size(length: int) -> int:
+    """The size that cuts `length` in equal blocks of at most `BLOCK`: a small rest would be padded to a full one."""
+    return -(-length // -(-length // BLOCK))
 
 
 def _integers(values: list[int]) -> Tensor:

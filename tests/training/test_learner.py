@@ -110,7 +110,7 @@ def test_runs_hold_at_most_the_given_tokens_unless_one_row_is_longer() -> None:
 
 
 def test_packed_logprobs_equal_the_plain_model_row_by_row(model_path: Path) -> None:
-    rows = make_rows()
+    rows = [*make_rows(), replace(repeated(make_rows()[0], 3), rollout_id="longer than one block")]
     rows = [rows[index] for index in prefix_order([row.token_ids for row in rows])]
     packed = pack([row.token_ids for row in rows], [row.trained_positions for row in rows])
     policy = PolicyModel(load_model(model_path), dtype=torch.float32, logits_chunk=5)
@@ -118,7 +118,7 @@ def test_packed_logprobs_equal_the_plain_model_row_by_row(model_path: Path) -> N
     plain = AutoModelForCausalLM.from_pretrained(model_path)
     wanted = torch.cat([full_logprobs(plain, row)[list(row.trained_positions)] for row in rows])
     assert packed.tokens < sum(len(row.token_ids) for row in rows) / 2
-    torch.testing.assert_close(logprobs[packed.unique], wanted, rtol=0, atol=2e-6)
+    torch.testing.assert_close(logprobs[packed.unique], wanted, rtol=0, atol=1e-5)
 
 
 def test_packed_gradient_equals_the_sum_over_single_rows(model_path: Path) -> None:
