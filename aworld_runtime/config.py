@@ -51,3 +51,14 @@ class Settings(BaseSettings):
             api_key=self.llm_api_key,
             openai_api_key=self.openai_api_key,
         )
+
+
+class RankSettings(BaseSettings):
+    """A learner rank's place, as torchrun says it; alone without one."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore")
+
+    rank: int = 0
+    world_size: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
