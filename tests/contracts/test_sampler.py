@@ -227,8 +227,9 @@ async def test_nothing_computed_with_old_weights_is_used_after_a_publish(
     await sampler.publish(other.named_parameters(), version=next(versions))
     reply = await complete(sampler.url, prompt, max_tokens=8, ignore_eos=True)
     [choice] = reply.choices
-    assert gap(other, prompt, choice) < 0.05
-    assert stale_gap(original, other, prompt, choice) > 0.1  # what a kept prefix would show
+    fresh = gap(other, prompt, choice)  # a prompt of noise makes bfloat16 rounder than usual
+    assert fresh < 0.15
+    assert stale_gap(original, other, prompt, choice) > 3 * fresh  # what a kept prefix would show
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 import aworld_runtime
 from aworld_runtime.errors import ProcessError, SamplerError
 from aworld_runtime.processes import ChildProcess, spawn
-from aworld_runtime.training.sampler.gate import HOLD
+from aworld_runtime.training.sampler.gate import BUSY, HOLD
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -166,12 +166,22 @@ class SamplerProcess(ABC):
         finish reason `abort`; new ones wait. After an error the sampler refuses to sample until a
         publish succeeds.
         """
+        pairs = list(weights)
+        known = self._leader is not None
+        try:
+            await self._publish(pairs, version)
+        except SamplerError:
+            # A group from an earlier publish may be gone, say with a server that was started anew.
+            if not known:
+                raise
+            await self._publish(pairs, version)
+
+    async def _publish(self, pairs: Sequence[tuple[str, Tensor]], version: int) -> None:
         # Imported here, because commands that only name a sampler start without torch.
         import torch
 
         from aworld_runtime.training.sampler import transfer
 
-        pairs = list(weights)
         tensors = transfer.describe(pairs, getattr(torch, self.settings.dtype))
         deadline = self.settings.publish_deadline
         leader = self._leader
@@ -198,7 +208,7 @@ class SamplerProcess(ABC):
 
         async def place_order(group: anyio.abc.TaskGroup) -> None:
             try:
-                await self._call("POST", "/publish", order, deadline=self.settings.publish_deadline)
+                await self._order(order)
             except SamplerError as error:
                 failed.append(error)
                 group.cancel_scope.cancel()
@@ -214,6 +224,18 @@ class SamplerProcess(ABC):
                 group.cancel_scope.cancel()
         if failed:
             raise failed[0]
+
+    async def _order(self, order: dict[str, Any]) -> None:
+        """Place a publish order, after one that a trainer before us may have left unfinished."""
+        while True:
+            try:
+                await self._call("POST", "/publish", order, deadline=self.settings.publish_deadline)
+            except _RefusedError as error:
+                if error.status != BUSY:
+                    raise
+                await anyio.sleep(HEALTH_INTERVAL)
+            else:
+                return
 
     async def wait(self) -> int:
         """Wait until the server has ended; its exit code. `SamplerError` if it was never started."""
@@ -263,6 +285,14 @@ class SamplerProcess(ABC):
         return SamplerError(f"the {self.kind} sampler {what}; the end of {self.log}:\n{tail}")
 
 
+class _RefusedError(SamplerError):
+    """An answer that is not 200."""
+
+    def __init__(self, url: str, status: int, text: str) -> None:
+        super().__init__(f"the sampler at {url} answers {status}: {text[:2000]}")
+        self.status = status
+
+
 def _request(method: str, url: str, body: object, deadline: float) -> dict[str, Any]:
     """One JSON request on a connection of its own; blocks."""
     parts = urlsplit(url)
@@ -277,7 +307,7 @@ def _request(method: str, url: str, body: object, deadline: float) -> dict[str, 
     finally:
         connection.close()
     if response.status != http.client.OK:
-        raise SamplerError(f"the sampler at {url} answers {response.status}: {text[:2000]}")
+        raise _RefusedError(url, response.status, text)
     return json.loads(text) if text else {}
 
 

@@ -38,6 +38,10 @@ HOLD = "AWORLD_SAMPLER_HOLD"
 """Set in the server's environment, the one way into a middleware: sample nothing before the first publish."""
 NO_VERSION = -1
 """What a server on hold says it serves."""
+BUSY = 409
+"""Status of a publish order while another is carried out."""
+GONE = 410
+"""Status of a publish order over a group that failed or was replaced."""
 DRAIN_DEADLINE = 20.0
 """Seconds for aborted requests to send their replies."""
 ABORT_INTERVAL = 0.25
@@ -76,6 +80,8 @@ class PolicyGate:
         self._open.set()
         self._idle = anyio.Event()
         self._broken: str | None = None
+        self._group: Rendezvous | None = None
+        self._left: list[Rendezvous | None] = []
 
     @abstractmethod
     def engine(self, scope: Scope) -> Engine:
@@ -134,7 +140,12 @@ class PolicyGate:
         except (ValueError, KeyError, TypeError) as error:
             return 400, _error(f"not a publish order: {error!r}")
         if not self._open.is_set():
-            return 409, _error("another publish is under way")
+            return BUSY, _error("another publish is under way")
+        if rendezvous != self._group:
+            self._left.append(self._group)
+            self._group = rendezvous
+        if rendezvous in self._left:  # joining it again would wait for a trainer that is not there
+            return GONE, _error("this weight group was left: open another")
         self._open = anyio.Event()
         try:
             if not await self._drain(engine):
@@ -147,6 +158,7 @@ class PolicyGate:
             self._broken = None
         except Exception as error:  # whatever the engine raises, its caller is told
             logger.exception("publish of version %s failed", version)
+            self._left.append(rendezvous)
             return 500, _error(f"publish of version {version} failed: {error}")
         finally:
             self._open.set()

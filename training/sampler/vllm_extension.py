@@ -138,12 +138,29 @@ class GlooEngine(WeightTransferEngine[GlooInit, GlooUpdate]):
     def finish_weight_update(self) -> None:
         """Repack each layer."""
         finalize_layerwise_reload(self.model, self.model_config)
+        _repack_tied_layers(self.model)
 
     def shutdown(self) -> None:
         """Leave the group."""
         if self._group is not None:
             self._group.close()
             self._group = None
+
+
+def _repack_tied_layers(model: Any) -> None:
+    """Repack layers that share another's weight, as an output layer tied to the embedding does.
+
+    vLLM loads the shared weight by its first owner and leaves the second as it was. On a CPU that one
+    multiplies by a packed copy of its own: without this, by the old weights for ever.
+    """
+    owners: set[int] = set()
+    for layer in model.modules():
+        weight = getattr(layer, "weight", None)
+        if not isinstance(weight, torch.Tensor) or weight.numel() == 0:
+            continue
+        if weight.data_ptr() in owners and hasattr(layer, "quant_method"):
+            layer.quant_method.process_weights_after_loading(layer)
+        owners.add(weight.data_ptr())
 
 
 class WorkerExtension:
