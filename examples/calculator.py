@@ -1,0 +1,21 @@
+"""An agent that uses a tool, without a model or a server: `python examples/calculator.py`."""
+
+from aworld_runtime import Agent
+from aworld_runtime.messages import ToolCall
+from aworld_runtime.models.base import ModelRequest
+from aworld_runtime.models.scripted import ScriptedModel
+
+
+def reply(request: ModelRequest) -> ToolCall | str:
+    """What a model would say: call the calculator, then answer with what it returned."""
+    last = request.messages[-1]
+    if last.role == "tool":
+        return f"It is {last.content}."
+    return ToolCall(id="call-1", name="calculator", arguments={"expression": "17 * 23"})
+
+
+if __name__ == "__main__":
+    agent = Agent("solver", llm=ScriptedModel(reply), tools=["calculator"])
+    episode = agent.run("What is 17 * 23?")
+    print(episode.answer)
+    print(f"see what happened: aworld log {episode.episode_id}")
