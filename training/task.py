@@ -26,6 +26,7 @@ TASKS = {
         environment="aworld_runtime.training.calculator:CalculatorEnvironment",
         program="aworld_runtime.training.calculator:build",
         roles=("solver",),
+        max_tokens=48,
     ),
 }
 
