@@ -165,10 +165,14 @@ async def test_logprobs_belong_to_the_distribution_that_was_sampled(
 async def test_a_seed_repeats_and_choices_differ(
     sampler: SamplerProcess, serving: PolicyState, prompts: list[list[int]]
 ) -> None:
-    first = await complete(sampler.url, prompts[2], max_tokens=6, n=4, seed=11)
-    again = await complete(sampler.url, prompts[2], max_tokens=6, n=4, seed=11)
-    assert [c.token_ids for c in first.choices] == [c.token_ids for c in again.choices]
-    assert len({tuple(choice.token_ids) for choice in first.choices}) > 1
+    # One at a time and the prompt known: in other company the same numbers are rounded otherwise.
+    warm, first, again = [
+        (await complete(sampler.url, prompts[2], max_tokens=6, seed=11)).choices[0]
+        for _ in range(3)
+    ]
+    assert first.token_ids == again.token_ids
+    several = await complete(sampler.url, prompts[2], max_tokens=6, n=4, seed=11)
+    assert len({tuple(choice.token_ids) for choice in [warm, *several.choices]}) > 1
 
 
 async def test_the_end_of_turn_is_a_sampled_token(
@@ -206,11 +210,11 @@ async def test_a_publish_changes_what_is_sampled_and_its_version(
     before = await complete(sampler.url, prompts[1], max_tokens=24, ignore_eos=True)
     version = next(versions)
     await sampler.publish(other.named_parameters(), version=version)
-    after = await complete(sampler.url, prompts[1], max_tokens=24, ignore_eos=True)
+    after = await complete(sampler.url, prompts[1], n=6, max_tokens=24, ignore_eos=True)
     assert await sampler.health() == PolicyState("policy", version)
     assert (before.version, after.version) == (serving.version, version)
-    assert gap(other, prompts[1], after.choices[0]) < 0.05
-    assert gap(original, prompts[1], after.choices[0]) > 0.1  # so the line above has teeth
+    assert fmean(gap(other, prompts[1], choice) for choice in after.choices) < 0.05
+    assert gap(original, prompts[1], after.choices[0]) > 0.2  # so the line above has teeth
 
 
 async def test_nothing_computed_with_old_weights_is_used_after_a_publish(

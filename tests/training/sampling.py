@@ -113,7 +113,7 @@ def load(folder: Path, *, dtype: torch.dtype = torch.float32) -> Any:
 
 
 @torch.no_grad()
-def changed(model: Any, *, seed: int, scale: float = 0.05) -> Any:
+def changed(model: Any, *, seed: int, scale: float = 0.03) -> Any:
     """The same model with every weight moved, row by row: as a trained one, only more so."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
