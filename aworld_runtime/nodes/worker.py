@@ -150,8 +150,10 @@ class Worker:
             fenced = True
         if fenced:
             logger.info("%s: taken over by another worker", owner.log)
-            return
-        await self._report(owner.events[-1])
+        else:
+            await self._report(owner.events[-1])
+        # Also where it was taken over: either the claim is lost, and this gives its slot back, or the episode had been
+        # queued twice, and whoever has it now holds the other claim.
         await delivery.ack()
 
     def _load(self, data: EpisodeRequested) -> Program:
