@@ -41,6 +41,11 @@ prints them in one line and exits with code 2.
         └── CheckpointError
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
 
 class AWorldError(Exception):
     """Root of the tree; catch it to catch all that this product raises on purpose."""
@@ -190,3 +195,18 @@ class StaleSampleError(TrainingError):
 
 class CheckpointError(TrainingError):
     """A checkpoint can't be written, or what is there can't be read."""
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors inside an exception group, however deep; of any other error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The most telling of its leaves: one of ours before any other."""
+    found = list(leaves(error))
+    return next((e for e in found if isinstance(e, AWorldError)), found[0])

@@ -1,7 +1,8 @@
 """One rank of the learner, a process of its own: `python -m aworld_runtime.training.rank FOLDER`.
 
 Rank 0 is the trainer as well: what it asks of the learner it first tells the other ranks, over their own collectives,
-so that all of them do the same. Several ranks are started by torchrun, which also restarts them when one dies.
+so that all of them do the same. Several ranks are started by torchrun, which ends all of them when one dies. An error
+that would come again ends the run, not only the process: the trainer writes it into the run's log.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import anyio
 
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.config import RankSettings
-from aworld_runtime.errors import SamplerError, TrainingError
+from aworld_runtime.errors import SamplerError, TrainingError, UsageError
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.nodes.environment import load_environment
 from aworld_runtime.training.learner import Learner
@@ -83,17 +84,26 @@ def follow(learner: Learner, folder: RunFolder) -> None:
     """Be another rank: do what rank 0 does, until it says stop."""
     while True:
         kind, number, content = learner.ranks.broadcast(None).split(b" ", 2)
-        match Order(int(kind)):
-            case Order.STEP:
-                learner.step(decode_rows(content), policy_version=int(number))
-            case Order.SAVE:
-                save(learner, folder, int(number))
-            case Order.LOAD:
-                learner.load(Path(content.decode()))
-            case Order.EXPORT:
-                learner.export(Path(content.decode()))
-            case Order.STOP:
-                return
+        if (order := Order(int(kind))) is Order.STOP:
+            return
+        try:
+            obey(learner, folder, order, int(number), content)
+        except TrainingError:  # rank 0 has met the same, and says what becomes of it
+            logger.exception("order %s", order.name)
+
+
+def obey(learner: Learner, folder: RunFolder, order: Order, number: int, content: bytes) -> None:
+    match order:
+        case Order.STEP:
+            learner.step(decode_rows(content), policy_version=number)
+        case Order.SAVE:
+            save(learner, folder, number)
+        case Order.LOAD:
+            learner.load(Path(content.decode()))
+        case Order.EXPORT:
+            learner.export(Path(content.decode()))
+        case Order.STOP:
+            pass
 
 
 def save(learner: Learner, folder: RunFolder, policy_version: int) -> Path | None:
@@ -123,7 +133,7 @@ class SamplerPublisher:
     async def wait_until_ready(self) -> None:
         """Until the sampler answers; it starts while the learner does."""
         with anyio.fail_after(SAMPLER_PATIENCE_S):
-            while not await self.versions():
+            while not await self.versions():  # noqa: ASYNC110 - it is another process
                 await anyio.sleep(0.5)
 
     async def versions(self) -> Sequence[int]:
@@ -162,6 +172,14 @@ async def train(folder: RunFolder, learner: Learner) -> None:
         await trainer.run()
 
 
+async def train_or_say_why(folder: RunFolder, learner: Learner) -> None:
+    """Be the trainer; what ends the run for good is in its log by now."""
+    try:
+        await train(folder, learner)
+    except* (TrainingError, UsageError):
+        logger.exception("the run has stopped")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -178,7 +196,7 @@ def main() -> None:
             Path(folder.wiring.model), folder.config.learner, ranks=ranks, failures=failures
         )
         if ranks.first:
-            anyio.run(train, folder, learner)
+            anyio.run(train_or_say_why, folder, learner)
             AllRanks(learner, folder).stop()
         else:
             follow(learner, folder)

@@ -15,6 +15,7 @@ from aworld_runtime.events import (
     GroupRequested,
     PolicyPublished,
     RunFinished,
+    RunTakenOver,
     StepFinished,
     StopReason,
 )
@@ -68,6 +69,7 @@ class RunState:
     published: int = 0
     """Newest version that every sampler has acknowledged."""
     finished: RunFinished | None = None
+    """None again once somebody has resumed it."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> RunState:
@@ -96,6 +98,8 @@ class RunState:
                 self.published = event.policy_version or 0
             case RunFinished() as data:
                 self.finished = data
+            case RunTakenOver():
+                self.finished = None
             case _:
                 pass
 

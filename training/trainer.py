@@ -24,7 +24,7 @@ from anyio.to_thread import run_sync
 
 from aworld_runtime.bus.base import Bus, Mail, NodeInfo, read_all
 from aworld_runtime.environments.base import Environment
-from aworld_runtime.errors import Fenced, StaleSampleError, TrainingError
+from aworld_runtime.errors import Fenced, StaleSampleError, TrainingError, UsageError, first_error
 from aworld_runtime.events import (
     BatchFormed,
     CheckpointSaved,
@@ -47,7 +47,13 @@ from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
 from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.training.projection import rows_of
 from aworld_runtime.training.rows import TrainingRow
-from aworld_runtime.training.run_state import Group, RunState, episode_name, group_name
+from aworld_runtime.training.run_state import (
+    Group,
+    RunState,
+    episode_name,
+    group_name,
+    parse_episode_name,
+)
 from aworld_runtime.training.task import TrainingTask
 from aworld_runtime.trajectory import Episode, episode_of
 
@@ -128,16 +134,27 @@ class Trainer:
         self._changed = anyio.Event()
         self._appending = anyio.Lock()
         self._weights = anyio.Lock()
+        self._completing = anyio.Lock()
         self._version = 0
 
     async def run(self) -> None:
         """Train to the last step; everything is in the log when it returns.
 
         Raises:
-            TrainingError: the run can't go on (perhaps in an exception group).
+            TrainingError: the run can't go on (perhaps in an exception group). The log ends with the reason.
         """
-        async with self._bus.mailbox(self._log) as mail, anyio.create_task_group() as background:
+        async with self._bus.mailbox(self._log) as mail:
             await self._claim()
+            try:
+                await self._train(mail)
+            except* (TrainingError, UsageError) as stopped:
+                # Trying again would not help: whoever follows the log stops the run.
+                why = str(first_error(stopped))
+                await self._append(RunFinished(reason="failed", detail=why))
+                raise
+
+    async def _train(self, mail: AsyncIterator[list[Mail]]) -> None:
+        async with anyio.create_task_group() as background:
             await self._publisher.wait_until_ready()
             first = await self._restore()
             background.start_soon(self._receive, mail)
@@ -149,8 +166,7 @@ class Trainer:
             for step in range(first, self._config.steps + 1):
                 await self._step(step)
             await run_sync(self._learner.export, self._folder / "model")
-            if self._state.finished is None:
-                await self._append(RunFinished(reason="done", detail=f"{self._config.steps} steps"))
+            await self._append(RunFinished(reason="done", detail=f"{self._config.steps} steps"))
             background.cancel_scope.cancel()
 
     # --- one step --------------------------------------------------------------------------------------------------
@@ -300,21 +316,27 @@ class Trainer:
             news = {item.event.id: item.event for item in batch}
             fresh = [event for event in news.values() if not self._state.knows(event)]
             await self._append_events(fresh, acks=batch)
-            for name in {e.group_id for e in fresh if isinstance(e.data, EpisodeFinished)}:
-                await self._advance(self._state.groups[name or ""])
+            for event in fresh:
+                if isinstance(event.data, EpisodeFinished):
+                    await self._advance(event.episode_id or "", event.data)
 
-    async def _advance(self, group: Group) -> None:
-        """Queue what must be tried again; complete the group when nothing is left to wait for."""
-        size = group.requested.size
-        open_places = [i for i in range(size) if i not in group.finished]
-        again = [i for i in open_places if 0 < group.attempts.get(i, 0) < self._config.attempts]
-        for index in again:
-            attempt = group.attempts[index] + 1
-            logger.warning("%s: place %d failed; attempt %d", group.requested.group, index, attempt)
-            await self._queue_episode(group, index, attempt=attempt)
-        if group.completed is None and all(
-            group.attempts.get(i, 0) >= self._config.attempts for i in open_places
-        ):
+    async def _advance(self, episode: str, ended: EpisodeFinished) -> None:
+        """Try an episode again that failed, or complete its group when nothing is left to wait for."""
+        name, index, attempt = parse_episode_name(episode)
+        group = self._state.groups[name]
+        if index not in group.finished and attempt < self._config.attempts:
+            logger.warning("%s %s (%s); trying again", episode, ended.reason, ended.error)
+            await self._queue_episode(group, index, attempt=attempt + 1)
+        else:
+            await self._complete(group)
+
+    async def _complete(self, group: Group) -> None:
+        """If every place has an episode that counts, or has used up its attempts."""
+        async with self._completing:
+            used_up = {i for i, ended in group.attempts.items() if ended >= self._config.attempts}
+            done = len(group.finished.keys() | used_up) == group.requested.size
+            if group.completed is not None or not done:
+                return
             episodes = [group.finished[i] for i in sorted(group.finished)]
             scored = [await self._episode(e) for e in episodes]
             rewards = [e.reward for e in scored]
@@ -328,13 +350,17 @@ class Trainer:
             )
 
     async def _requeue_unfinished(self) -> None:
-        """After a resume: what the log wants and no queue may still hold. An episode runs once, however often queued."""
-        for group in list(self._state.groups.values()):
-            if group.completed is None:
-                await self._advance(group)
-                for index in range(group.requested.size):
-                    if index not in group.finished and group.attempts.get(index, 0) == 0:
-                        await self._queue_episode(group, index, attempt=1)
+        """After a resume: what the log wants and perhaps no queue holds. An episode counts once, however often queued.
+
+        One that has begun is in the queue until its end is told.
+        """
+        for name, group in list(self._state.groups.items()):
+            for index in set(range(group.requested.size)) - group.finished.keys():
+                attempt = group.attempts.get(index, 0) + 1
+                begun = await self._bus.last_seq(episode_log(episode_name(name, index, attempt)))
+                if group.completed is None and attempt <= self._config.attempts and not begun:
+                    await self._queue_episode(group, index, attempt=attempt)
+            await self._complete(group)
 
     async def _episodes(self, batch: BatchFormed) -> list[Episode]:
         names = [
@@ -362,14 +388,20 @@ class Trainer:
         """A sampler that was started anew holds old weights, and waits for ours."""
         while True:
             await anyio.sleep(ANNOUNCE_EVERY_S)
-            version = self._version
-            if any(v != version for v in await self._publisher.versions()):
+            if await self._outdated():
                 async with self._weights:
-                    if self._version == version and any(
-                        v != version for v in await self._publisher.versions()
-                    ):
-                        logger.warning("a sampler is not at version %d: publishing again", version)
-                        await self._publisher.publish(version)
+                    if await self._outdated():
+                        logger.warning("a sampler is not at version %d: publishing", self._version)
+                        await self._publisher.publish(self._version)
+
+    async def _outdated(self) -> bool:
+        """Whether a sampler must be given the learner's weights.
+
+        Not while a resumed run repeats its steps: what was sampled meanwhile would be too old for what comes after them.
+        """
+        if self._version < self._state.published:
+            return False
+        return any(version != self._version for version in await self._publisher.versions())
 
     async def _checkpoint(self, step: int) -> None:
         path = await run_sync(self._learner.save, step)
@@ -394,20 +426,20 @@ class Trainer:
 
     async def _restore(self) -> int:
         """Load the newest checkpoint; returns the first step to take (perhaps again)."""
-        newest = await run_sync(self._newest_checkpoint)
-        if newest is None:
+        step = await run_sync(self._newest_checkpoint)
+        if step is None:
             return 1
-        step = await run_sync(self._learner.load, newest)
+        # Where a step changed nothing its checkpoint replaces the one before: the log says which step, not the file.
+        await run_sync(self._learner.load, Path(self._state.checkpoints[step]))
         self._version = step
         if not self._state.steps or step >= max(self._state.steps):
             await self._publish(step)
         return step + 1
 
-    def _newest_checkpoint(self) -> Path | None:
-        saved = self._state.checkpoints
-        return next(
-            (p for s in sorted(saved, reverse=True) if (p := Path(saved[s])).exists()), None
-        )
+    def _newest_checkpoint(self) -> int | None:
+        """The step of it."""
+        there = (step for step, path in self._state.checkpoints.items() if Path(path).exists())
+        return max(there, default=None)
 
     async def _append(self, data: EventData, *, version: int | None = None) -> None:
         event = Event.of(

@@ -12,6 +12,7 @@ from aworld_runtime.events import (
     RewardGiven,
     RunFinished,
     RunStarted,
+    RunTakenOver,
 )
 from aworld_runtime.store.base import EpisodeRecord, RunRecord
 
@@ -57,7 +58,7 @@ def advance_run(record: RunRecord | None, run_id: str, event: Event) -> RunRecor
     match event.data:
         case RunStarted(kind=kind, config=config) if record is None:
             return RunRecord(id=run_id, kind=kind, started=event.time, config=config)
-        case RunStarted() if record is not None:  # resumed
+        case RunStarted() | RunTakenOver() if record is not None:  # resumed
             return record.model_copy(update={"finished": None, "reason": None})
         case RunFinished(reason=reason) if record is not None:
             return record.model_copy(update={"finished": event.time, "reason": reason})
