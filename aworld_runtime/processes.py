@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -191,6 +192,17 @@ async def _read_report(read_end: int, program: str) -> int:
     if "pid" not in words:
         raise ProcessError(f"cannot start {program}: no report within {START_DEADLINE} s")
     return int(words["pid"])
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a program of ours could listen on it, on this machine alone."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections don't count
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def _kill_group(group: int) -> None:

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import anyio
 from anyio.abc import TaskGroup
@@ -27,7 +27,7 @@ from aworld_runtime.bus.base import Bus, NodeInfo
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.config import Settings
-from aworld_runtime.errors import AWorldError, ProcessError, TrainingError
+from aworld_runtime.errors import SamplerError, TrainingError
 from aworld_runtime.events import Event, NodeJoined, NodeLeft, RunFinished, utc_now
 from aworld_runtime.names import run_log
 from aworld_runtime.nodes.archiver import Archiver
@@ -38,10 +38,14 @@ from aworld_runtime.training.sampler.base import SamplerProcess, free_port
 from aworld_runtime.training.sampler.of_run import sampler_of_run
 
 logger = logging.getLogger(__name__)
-RESTARTS = 10
-"""Restarts of one part before the run is given up."""
+RESTARTS = 5
+"""Restarts of one part, one after another, before the run is given up."""
 RESTART_AFTER_S = 0.5
+CALM_S = 120.0
+"""A part that has run for so long is well: its restarts are counted anew."""
 STOP_GRACE_S = 2.0
+LAST_WORDS = 12
+"""Lines of a log."""
 ANNOUNCE_EVERY_S = 1.0
 DRAIN_S = 60.0
 
@@ -59,7 +63,6 @@ class Launcher:
         self._say = say
         self._follow = follow
         self._server: PrivateServer | None = None
-        self._finished = anyio.Event()
 
     async def run(
         self, *, model: Path, sampler: Literal["vllm", "transformers"], resumed: bool
@@ -78,12 +81,13 @@ class Launcher:
             )
             process = self._wire(url, model, sampler, resumed=resumed)
             archiver = await stack.enter_async_context(Archiver(bus, store))
+            past = await bus.last_seq(run_log(self._folder.run_id))
             async with anyio.create_task_group() as parts:
                 if self._server is not None:
                     parts.start_soon(self._keep_bus, self._server)
                 self._start_parts(parts, bus, url)
                 parts.start_soon(self._keep_sampler, bus, process, resumed)
-                await self._watch(bus)
+                await self._watch(bus, past)
                 parts.cancel_scope.cancel()
             self._say("writing the last events to the store")
             await archiver.drain(DRAIN_S)
@@ -125,83 +129,91 @@ class Launcher:
                     *(sys.executable, "-m", "aworld_runtime.cli", "worker", "--bus", url),
                     *("--name", name, "--slots", str(config.slots)),
                 ]
-                start = partial(self._spawn, argv, name)
-                parts.start_soon(self._keep, bus, name, "worker", start)
-        parts.start_soon(self._keep, bus, "learner", "learner", self._spawn_learner)
+                parts.start_soon(self._keep_worker, bus, name, argv)
+        parts.start_soon(self._keep_learner, bus)
 
     # --- children --------------------------------------------------------------------------------------------------
 
     async def _spawn(self, argv: list[str], name: str) -> ChildProcess:
-        # One thread per process: workers and ranks share the cores with the sampler.
+        # Threads that wait for one another must not spin: all of these share the cores.
         return await spawn(
             argv,
             log=self._folder.log / f"{name}.log",
             name=name,
-            env={"TOKENIZERS_PARALLELISM": "false"},
+            env={"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE"},
         )
 
     async def _spawn_learner(self) -> ChildProcess:
-        """Several ranks run under torchrun, which starts all of them again when one dies."""
+        """Several ranks run under torchrun, which ends all of them when one dies."""
         ranks = self._config.learner_ranks
         run = ["-m", "aworld_runtime.training.rank", str(self._folder.path)]
         if ranks > 1:
             torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-            run = [*torchrun, f"--max-restarts={RESTARTS}", *run]
+            run = [*torchrun, *run]
         return await self._spawn([sys.executable, *run], "learner")
 
-    async def _keep(
-        self, bus: Bus, name: str, kind: str, start: Callable[[], Awaitable[ChildProcess]]
-    ) -> None:
-        """Run a part, and run it again when it dies, until the run is finished."""
-        for restart in range(RESTARTS + 1):
-            child = await start()
+    async def _keep_worker(self, bus: Bus, name: str, argv: list[str]) -> None:
+        """Run it, and run it again when it dies."""
+        losses = Losses(f"worker {name}")
+        while True:
+            child = await self._spawn(argv, name)
             try:
-                if kind == "worker":
-                    await self._note(bus, NodeJoined(node=f"worker/{name}", kind=kind))
-                code = await child.wait()
-                if self._finished.is_set() or (kind == "learner" and code == 0):
-                    return
-                await self._lost(bus, f"{kind} {name}", code, child.log_tail(12), restart)
+                await self._note(bus, NodeJoined(node=f"worker/{name}", kind="worker"))
+                await child.wait()
             finally:
                 await child.stop(grace=STOP_GRACE_S)
-        raise TrainingError(
-            f"{name} died {RESTARTS + 1} times; its log: {self._folder.log / name}.log"
-        )
+            await self._lost(bus, losses, child.returncode, child.log_tail(LAST_WORDS))
+
+    async def _keep_learner(self, bus: Bus) -> None:
+        """Run its ranks, and run all of them again when one dies, until they have ended the run."""
+        losses = Losses("learner")
+        while True:
+            child = await self._spawn_learner()
+            try:
+                code = await child.wait()
+            finally:
+                await child.stop(grace=STOP_GRACE_S)
+            if code == 0:
+                return
+            await self._lost(bus, losses, code, child.log_tail(LAST_WORDS))
 
     async def _keep_sampler(self, bus: Bus, sampler: SamplerProcess, resumed: bool) -> None:
-        for restart in range(RESTARTS + 1):
+        """Run it, and run it again when it dies; what has never run is not tried again."""
+        losses = Losses("sampler")
+        ran = False
+        while True:
             self._say(f"sampler: {sampler.kind} starting (log: {sampler.log})")
+            why = ""
             try:
-                await sampler.start(hold=resumed or restart > 0)
+                await sampler.start(hold=resumed or ran)
                 self._say(f"sampler: {sampler.kind} at {sampler.url}")
+                ran = True
                 async with anyio.create_task_group() as beside:
                     beside.start_soon(self._announce, bus, sampler)
                     await sampler.wait()
                     beside.cancel_scope.cancel()
-                await self._lost(bus, "sampler", sampler.returncode, "", restart)
+            except SamplerError as error:
+                if not ran:
+                    raise
+                why = str(error)
             finally:
                 await sampler.stop()
-        raise TrainingError(f"the sampler died {RESTARTS + 1} times; its log: {sampler.log}")
+            await self._lost(bus, losses, sampler.returncode, why)
 
     async def _keep_bus(self, server: PrivateServer) -> None:
-        for _ in range(RESTARTS + 1):
-            process = server.process
-            if process is None:
-                return
+        losses = Losses("event bus")
+        while (process := server.process) is not None:
             code = await process.wait()
+            losses.add(process.log_tail(LAST_WORDS))
             self._say(f"event bus died (exit code {code}): starting it again with its data")
             await server.start()
-        raise ProcessError(
-            f"the bus server died {RESTARTS + 1} times; its data and log: {server.folder}"
-        )
 
-    async def _lost(self, bus: Bus, what: str, code: int | None, tail: str, restart: int) -> None:
-        self._say(
-            f"{what} died (exit code {code}); starting it again ({restart + 1} of {RESTARTS})"
-        )
-        if tail:
-            logger.warning("%s, last words:\n%s", what, tail)
-        await self._note(bus, NodeLeft(node=what, reason=f"exit code {code}"))
+    async def _lost(self, bus: Bus, losses: Losses, code: int | None, last_words: str) -> None:
+        losses.add(last_words)
+        self._say(f"{losses.what} died (exit code {code}); starting it again")
+        if last_words:
+            logger.warning("%s, last words:\n%s", losses.what, last_words)
+        await self._note(bus, NodeLeft(node=losses.what, reason=f"exit code {code}"))
         await anyio.sleep(RESTART_AFTER_S)
 
     # --- bus -------------------------------------------------------------------------------------------------------
@@ -226,29 +238,39 @@ class Launcher:
             await bus.announce(node)
             await anyio.sleep(ANNOUNCE_EVERY_S)
 
-    async def _watch(self, bus: Bus) -> None:
-        """Show the run's events until it is finished."""
+    async def _watch(self, bus: Bus, past: int) -> None:
+        """Show the run's events until it is finished; an end among the `past` ones has been resumed from.
+
+        Raises:
+            TrainingError: the trainer has stopped it.
+        """
         async with bus.tail(run_log(self._folder.run_id)) as events:
             async for event in events:
                 self._follow(event)
-                if isinstance(event.data, RunFinished):
-                    self._finished.set()
+                if isinstance(event.data, RunFinished) and event.seq > past:
                     if event.data.reason != "done":
-                        raise TrainingError(
-                            f"the run stopped: {event.data.reason}: {event.data.detail}"
-                        )
+                        raise TrainingError(event.data.detail)
                     return
 
 
-def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The most telling leaf of an exception group: one of ours before any other."""
-    leaves = list(_leaves(group))
-    return next((e for e in leaves if isinstance(e, AWorldError)), leaves[0])
+class Losses:
+    """How often a part has died without a calm time between."""
 
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._times: list[float] = []
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
+    def add(self, last_words: str) -> None:
+        """It died again.
+
+        Raises:
+            TrainingError: too often.
+        """
+        now = time.monotonic()
+        if self._times and now - self._times[-1] > CALM_S:
+            self._times.clear()
+        self._times.append(now)
+        if len(self._times) > RESTARTS:
+            raise TrainingError(
+                f"{self.what} died {len(self._times)} times, one after another; its last words:\n{last_words}"
+            )

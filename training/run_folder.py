@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal
@@ -83,6 +85,27 @@ class RunFolder:
         if not folder._config_file.exists():
             raise NotFoundError(f"{path} holds no run: there is no {folder._config_file.name}")
         return folder
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Be the one who runs it; the kernel lets go if we die.
+
+        Raises:
+            ConfigError: somebody else does.
+        """
+        with (self.path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"{self.path}: another process is training this run; wait for it, or stop it"
+                ) from None
+            yield
+
+    @property
+    def started(self) -> bool:
+        """Whether its processes have ever been started."""
+        return self._wiring_file.exists()
 
     @property
     def config(self) -> TrainConfig:

@@ -6,20 +6,23 @@ import sys
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 import anyio
 from anyio.to_thread import run_sync as run_sync_in_thread
 
 from aworld_runtime.bus.open import open_bus
+from aworld_runtime.cli.shared import shown
 from aworld_runtime.config import Settings
-from aworld_runtime.errors import BusUnavailableError, ConfigError, StoreError
+from aworld_runtime.errors import BusUnavailableError, ConfigError, StoreError, first_error
 from aworld_runtime.events import utc_now
 from aworld_runtime.nodes.node import load_program
+from aworld_runtime.processes import port_is_free
 from aworld_runtime.runtime import run_sync
 from aworld_runtime.store.open import open_store
 from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.training.config_file import load_config
-from aworld_runtime.training.launcher import Launcher, first_error
+from aworld_runtime.training.launcher import Launcher
 from aworld_runtime.training.progress import Progress
 from aworld_runtime.training.run_folder import RunFolder
 from aworld_runtime.training.sampler import choose_sampler
@@ -27,6 +30,9 @@ from aworld_runtime.training.smollm2 import resolve_model
 from aworld_runtime.training.summary import RunSummary, write_results
 from aworld_runtime.training.task import find_task
 from aworld_runtime.version import code_version
+
+REACH_S = 3.0
+"""Seconds for the servers that were named to answer."""
 
 
 def train(
@@ -70,9 +76,10 @@ async def _train_new(config: TrainConfig, out: TextIO = sys.stdout) -> RunSummar
     progress = Progress(config.steps, out)
     task = find_task(config.task)
     load_program(config.program or task.program, {}, {})
-    model = await run_sync_in_thread(lambda: resolve_model(config.model, report=progress.say))
     _, which = choose_sampler(config.sampler)
+    _check_ports(config)
     await _reach(config)
+    model = await run_sync_in_thread(lambda: resolve_model(config.model, report=progress.say))
     run_id = f"{utc_now():%Y%m%d-%H%M%S}-{token_hex(3)}"
     folder = RunFolder.create(config.out or Path("runs") / run_id, config, run_id, sys.argv)
     progress.say(f"run {run_id} in {folder.path}")
@@ -85,6 +92,9 @@ async def _resume(folder: RunFolder, out: TextIO = sys.stdout) -> RunSummary:
     progress = Progress(config.steps, out)
     progress.say(f"run {folder.run_id} goes on in {folder.path}")
     await _reach(config)
+    if not folder.started:
+        model = await run_sync_in_thread(lambda: resolve_model(config.model, report=progress.say))
+        return await _train(folder, model, progress, resumed=False)
     return await _train(folder, Path(folder.wiring.model), progress, resumed=True)
 
 
@@ -97,7 +107,7 @@ async def _train(
         folder, code_version=code_version(), say=progress.say, follow=progress.follow
     )
     try:
-        with progress:
+        with folder.held(), progress:
             await launcher.run(model=model, sampler=kind.kind, resumed=resumed)
     except BaseExceptionGroup as group:
         raise first_error(group) from None
@@ -109,17 +119,44 @@ async def _train(
     return summary
 
 
+def _check_ports(config: TrainConfig) -> None:
+    """A port that was asked for must be free.
+
+    Raises:
+        ConfigError: it isn't; names it.
+    """
+    ports = {"bus_port": 0 if config.bus else config.bus_port, "sampler_port": config.sampler_port}
+    for key, port in ports.items():
+        if port and not port_is_free(port):
+            raise ConfigError(
+                f"{key}={port}: another program has this port; choose another, or none for a free one"
+            )
+
+
 async def _reach(config: TrainConfig) -> None:
     """A server that was named must answer before anything is started.
 
     Raises:
         ConfigError: it doesn't; names it.
     """
+    if config.bus is not None and urlsplit(config.bus).scheme == "memory":
+        raise ConfigError(
+            f"bus={config.bus!r} is inside one process, and training is several:"
+            " give a server's URL, or none for a private server"
+        )
+    bus, store = config.bus, config.store or Settings.from_env().store
+    asked = store
     try:
-        if config.bus is not None:
-            async with open_bus(config.bus):
+        with anyio.fail_after(REACH_S):
+            async with open_store(store):
                 pass
-        async with open_store(config.store or Settings.from_env().store):
-            pass
+            if bus is not None:
+                asked = bus
+                async with open_bus(bus):
+                    pass
     except (BusUnavailableError, StoreError) as error:
         raise ConfigError(str(error)) from error
+    except TimeoutError:
+        raise ConfigError(
+            f"{shown(asked)} does not answer within {REACH_S:g} s: start a server there, or name another"
+        ) from None
