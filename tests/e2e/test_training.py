@@ -1,0 +1,215 @@
+"""A whole training run, as a user starts it: what it makes, what it leaves, what it refuses."""
+
+# transformers is typed in part only.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+
+from aworld_runtime.bus.server import PrivateServer
+from tests.e2e.conftest import NewRun
+from tests.e2e.training_run import TrainingRun, training_run
+from tests.services import mongo_server, with_database
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+FILES = {
+    "config.yaml",
+    "provenance.json",
+    "metrics.jsonl",
+    "report.json",
+    "report.html",
+    "sft.jsonl",
+    "preferences.jsonl",
+    "rollouts.parquet",
+    "checkpoints",
+    "log",
+    "model",
+}
+NOBODY = "127.0.0.1:9"
+"""Where nothing listens: the discard port."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended by itself."""
+
+    run: TrainingRun
+    code: int
+    kinds: set[str]
+    """Of the nodes that `aworld nodes` listed meanwhile."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Finished]:
+    """One run for all tests that only look at what it left."""
+    with training_run(tmp_path_factory.mktemp("training") / "run", tiny_model) as run:
+        run.start()
+        anyio.run(run.until_told, "step 1/3")
+        nodes = run.command("nodes", "--bus", run.wiring.bus, "--json").stdout.splitlines()
+        kinds = {json.loads(node)["kind"] for node in nodes}
+        yield Finished(run, anyio.run(run.finish), kinds)
+
+
+async def test_a_run_ends_by_itself_with_each_episode_counted_once(finished: Finished) -> None:
+    assert finished.code == 0, finished.run.told()
+    await finished.run.no_process_left()
+    state = await finished.run.assert_counted_once()
+    assert state.published == 3
+
+
+def test_its_folder_holds_the_files_of_the_design(finished: Finished) -> None:
+    folder = finished.run.path
+    assert {path.name for path in folder.iterdir()} >= FILES
+    report = json.loads((folder / "report.json").read_text())
+    assert report["status"] == "done"
+    assert (folder / "report.html").read_text().startswith("<!")
+
+
+def test_its_model_loads_in_transformers_and_has_learned(
+    finished: Finished, tiny_model: Path
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = finished.run.path / "model"
+    trained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    before = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    assert AutoTokenizer.from_pretrained(folder).decode([1]) == "<|im_start|>"
+    moved = (trained.lm_head.weight - before.lm_head.weight).abs().max().item()
+    assert 1e-3 < moved < 1e-2  # three steps of Adam with a rate of 1e-3
+
+
+def test_its_nodes_were_on_the_bus(finished: Finished) -> None:
+    assert finished.kinds >= {"worker", "tool", "environment", "trainer", "sampler"}
+
+
+def test_its_counts_are_shown(finished: Finished) -> None:
+    run, store = finished.run, ("--store", finished.run.store)
+    counts = "requested 30, finished 30, lost 0, counted twice 0"  # 3 x 8 to train, 3 x 2 held out
+    assert counts in run.command("status", "last", *store).stdout
+    listed = json.loads(run.command("runs", *store, "--json").stdout)
+    assert (listed["id"], listed["reason"], listed["twice"]) == (run.folder.run_id, "done", 0)
+
+
+def test_its_episodes_replay_identically_without_a_live_call(finished: Finished) -> None:
+    run = finished.run
+    of_run = ("--run", run.folder.run_id, "--limit", "10", "--store", run.store)
+    replayed = run.command("replay", *of_run)
+    assert replayed.returncode == 0, replayed.stdout
+    assert "identical 10, different 0, unreadable 0, live_calls 0" in replayed.stdout
+
+
+def test_another_run_in_its_folder_is_refused(finished: Finished) -> None:
+    run = finished.run
+    again = run.command(
+        "train",
+        "task=tests.e2e.vowels:VOWELS",
+        f"out={run.path}",
+        "--model",
+        str(run.settings["model"]),
+    )
+    assert again.returncode == 2
+    assert f"holds another run; continue it with --resume {run.path}" in again.stderr
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taken() -> Generator[int]:
+    """A port that somebody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def refusal(run: TrainingRun, *arguments: str) -> str:
+    """What a command that can't begin says: one line, soon, and nothing is left of it."""
+    began = time.monotonic()
+    given = [f"{key}={value}" for key, value in run.settings.items()]
+    done = run.command("train", *given, *arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert time.monotonic() - began <= 5
+    assert len(done.stderr.splitlines()) == 1
+    assert not run.path.exists()
+    assert not run.processes()
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--task", "chess"], "known tasks: calculator"),
+        (["--worker_num", "0"], "worker_num=0: Input should be greater than or equal to 1"),
+        (["grup_size=8"], "unknown key 'grup_size'; known keys: attempts, "),
+        (["learner.rate=1"], "unknown key 'learner.rate'; known keys: "),
+        (["--bus", f"redis://{NOBODY}"], f"no bus at redis://{NOBODY}"),
+        (["--bus", "memory://"], "give a server's URL, or none for a private server"),
+        (["--store", f"mongodb://{NOBODY}/x"], NOBODY),
+        (["--model", "/dev"], "/dev is no model: it lacks config.json"),
+        (["--model", "gpt"], "'gpt' is neither 'smollm2' nor a folder"),
+        (["--sampler", "llama"], "sampler='llama'"),
+    ],
+)
+def test_wrong_input_is_one_line_and_leaves_nothing(
+    new_run: NewRun, arguments: Sequence[str], message: str
+) -> None:
+    assert message in refusal(new_run(), *arguments)
+
+
+@pytest.mark.parametrize("key", ["bus_port", "sampler_port"])
+def test_a_taken_port_is_refused(new_run: NewRun, taken: int, key: str) -> None:
+    assert f"{key}={taken}: another program has this port" in refusal(new_run(), f"{key}={taken}")
+
+
+def test_a_folder_with_something_else_in_it_is_refused(new_run: NewRun, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").touch()
+    run = new_run()
+    done = run.command("train", *(f"{key}={value}" for key, value in run.settings.items()))
+    assert done.returncode == 2
+    assert "is not an empty folder" in done.stderr
+
+
+def test_nothing_to_resume_is_said(new_run: NewRun, tmp_path: Path) -> None:
+    done = new_run().command("train", "--resume", str(tmp_path / "nowhere"))
+    assert done.returncode == 2
+    assert "holds no run" in done.stderr
+
+
+# --- on servers and workers of one's own ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def servers(tmp_path: Path) -> AsyncIterator[tuple[str, str]]:
+    """URLs of a bus and a MongoDB store."""
+    async with PrivateServer(tmp_path / "bus") as bus, mongo_server(tmp_path / "mongo") as mongo:
+        yield bus.url, with_database(mongo, "training")
+
+
+async def test_a_run_on_named_servers_with_workers_elsewhere_and_two_ranks(
+    new_run: NewRun, servers: tuple[str, str]
+) -> None:
+    bus, store = servers
+    run = new_run(bus=bus, store=store, external_workers=True, learner_ranks=2)
+    workers = [run.start_worker(bus, name) for name in ("near", "far")]
+    run.start()
+    assert await run.finish() == 0, run.told()
+    await run.assert_counted_once()
+    for worker in workers:
+        assert worker.poll() is None  # they go on, for the next run
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(timeout=10) == 0
+    await run.no_process_left()
