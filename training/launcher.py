@@ -135,12 +135,17 @@ class Launcher:
     # --- children --------------------------------------------------------------------------------------------------
 
     async def _spawn(self, argv: list[str], name: str) -> ChildProcess:
-        # Threads that wait for one another must not spin: all of these share the cores.
+        # Threads that wait for one another must not spin, for all of these share the cores; and what
+        # the learner frees must not stay behind in an arena of each thread (2 GB after ten steps).
         return await spawn(
             argv,
             log=self._folder.log / f"{name}.log",
             name=name,
-            env={"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE"},
+            env={
+                "TOKENIZERS_PARALLELISM": "false",
+                "OMP_WAIT_POLICY": "PASSIVE",
+                "MALLOC_ARENA_MAX": "2",
+            },
         )
 
     async def _spawn_learner(self) -> ChildProcess:
