@@ -14,8 +14,9 @@ def reply(request: ModelRequest) -> ToolCall | str:
     return ToolCall(id="call-1", name="calculator", arguments={"expression": "17 * 23"})
 
 
+agent = Agent("solver", llm=ScriptedModel(reply), tools=["calculator"])
 if __name__ == "__main__":
-    agent = Agent("solver", llm=ScriptedModel(reply), tools=["calculator"])
     episode = agent.run("What is 17 * 23?")
     print(episode.answer)
-    print(f"see what happened: aworld log {episode.episode_id}")
+    print(f"what happened:   aworld log {episode.episode_id}")
+    print("the same again:  aworld replay last --program calculator:agent")
