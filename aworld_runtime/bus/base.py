@@ -136,6 +136,7 @@ class Bus(Protocol):
     """
 
     url: str
+    """Without the password: it may be shown."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *exc: object) -> None: ...

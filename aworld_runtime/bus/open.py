@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.events import Registry
+from aworld_runtime.urls import shown
 
 SCHEMES = ("memory", "redis", "rediss", "unix")
 
@@ -29,10 +30,10 @@ def open_bus(url: str, registry: Registry | None = None) -> Bus:
                 from aworld_runtime.bus.redis import RedisBus
             except ImportError as error:
                 raise ConfigError(
-                    f"bus {url!r} needs the extra 'redis': pip install 'aworld-rt[redis]'"
+                    f"bus {shown(url)!r} needs the extra 'redis': pip install 'aworld-rt[redis]'"
                 ) from error
             return RedisBus(url, registry)
         case _:
             raise ConfigError(
-                f"bus={url!r}: unknown scheme {scheme!r}; use one of {', '.join(SCHEMES)}"
+                f"bus={shown(url)!r}: unknown scheme {scheme!r}; use one of {', '.join(SCHEMES)}"
             )

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from aworld_runtime.cli.shared import add_json, shown
+from aworld_runtime.cli.shared import add_json
 from aworld_runtime.errors import AWorldError
+from aworld_runtime.urls import shown
 
 OLDEST = (3, 11)
 EXTRAS = {

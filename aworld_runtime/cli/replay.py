@@ -16,7 +16,6 @@ from aworld_runtime.cli.shared import (
     import_from_here,
     read_log,
     run_async,
-    shown,
     stored,
 )
 from aworld_runtime.errors import AWorldError, NotFoundError, UsageError
@@ -137,7 +136,7 @@ async def _chosen(store: Store, arguments: argparse.Namespace) -> list[EpisodeRe
     else:
         return [await find_episode(store, name) for name in arguments.episodes or [LAST]]
     if not found:
-        raise NotFoundError(f"no episodes to replay in {shown(store.url)}")
+        raise NotFoundError(f"no episodes to replay in {store.url}")
     return found
 
 

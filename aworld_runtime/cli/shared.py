@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from aworld_runtime.errors import ConfigError, NotFoundError
+from aworld_runtime.urls import shown
 
 if TYPE_CHECKING:
     from aworld_runtime.bus.base import Bus
@@ -132,12 +133,6 @@ async def read_log(store: Store, log: str) -> list[Event]:
     while page := await store.read(log, events[-1].seq + 1 if events else 1):
         events += page
     return events
-
-
-def shown(url: str) -> str:
-    """A URL without user and password."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

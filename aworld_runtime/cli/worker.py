@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from aworld_runtime.cli.shared import add_bus, import_from_here, joined_bus, run_async, shown
+from aworld_runtime.cli.shared import add_bus, import_from_here, joined_bus, run_async
 from aworld_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
                 served = ToolWorker(bus, tools, name=worker.name, version=code_version())
                 tasks.start_soon(served.run)
             print(
-                f"worker {worker.name} on {shown(bus.url)}: {arguments.slots} slots,"
+                f"worker {worker.name} on {bus.url}: {arguments.slots} slots,"
                 f" tools: {', '.join(tools) or 'those of its episodes'}",
                 file=sys.stderr,
                 flush=True,

@@ -17,7 +17,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
-from urllib.parse import urlsplit
 
 import anyio
 from anyio.abc import TaskGroup
@@ -62,7 +61,7 @@ class Archiver:
         """Logs that could not be archived, and why."""
         self._bus = bus
         self._store = store
-        self.follower = f"{name}@{_without_user(bus.url)}"
+        self.follower = f"{name}@{bus.url}"
         """The name of its cursor in the store."""
         self._known: set[str] = set()
         """Logs that this archiver has written to."""
@@ -121,7 +120,7 @@ class Archiver:
         if not seen.is_set():
             why = self._trouble or "it is slow, or its archiver does not run"
             raise StoreUnavailableError(
-                f"not everything is archived in {_without_user(self._store.url)} after {timeout_s:g} s: {why}. The bus"
+                f"not everything is archived in {self._store.url} after {timeout_s:g} s: {why}. The bus"
                 " still has it, and an archiver on the same bus goes on from here"
             )
 
@@ -263,8 +262,3 @@ class Archiver:
 
 class LostEvents(BusError):
     """Events that the feed announced are neither on the bus nor in the store."""
-
-
-def _without_user(url: str) -> str:
-    user, at, _ = urlsplit(url).netloc.rpartition("@")
-    return url.replace(f"{user}{at}", "", 1)

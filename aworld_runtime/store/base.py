@@ -72,6 +72,7 @@ class Store(Protocol):
     """All methods raise `StoreUnavailableError` when the store can't be reached within its deadline."""
 
     url: str
+    """Without the password: it may be shown."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *exc: object) -> None: ...

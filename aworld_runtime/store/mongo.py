@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar, cast
-from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import pymongo
@@ -50,6 +49,7 @@ from aworld_runtime.store.documents import (
     unpack_metrics,
     unpack_row,
 )
+from aworld_runtime.urls import shown
 
 DATABASE = "aworld"
 """Where the URL names none."""
@@ -88,7 +88,7 @@ class MongoStore:
     """See `Store`; `mongodb://[user:password@]host[:port]/[database]`."""
 
     def __init__(self, url: str, registry: Registry) -> None:
-        self.url = without_password(url)
+        self.url = shown(url)
         self._full_url = url
         self._registry = registry
         self._client: AsyncMongoClient[Document] | None = None
@@ -371,15 +371,6 @@ class MongoStore:
             raise
         except PyMongoError as error:
             raise _explain(error, self.url) from error
-
-
-def without_password(url: str) -> str:
-    """The URL as it may be shown."""
-    parts = urlsplit(url)
-    user, at, hosts = parts.netloc.rpartition("@")
-    name, colon, _ = user.partition(":")
-    netloc = f"{name}{':***' if colon else ''}{at}{hosts}"
-    return urlunsplit(parts._replace(netloc=netloc))
 
 
 def _event_document(log: str, event: Event, body: bytes) -> Document:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.events import Registry
 from aworld_runtime.store.base import Store
+from aworld_runtime.urls import shown
 
 SCHEMES = ("sqlite", "mongodb", "mongodb+srv")
 
@@ -29,10 +30,10 @@ def open_store(url: str, registry: Registry | None = None) -> Store:
                 from aworld_runtime.store.mongo import MongoStore
             except ImportError as error:
                 raise ConfigError(
-                    f"store {url!r} needs the extra 'mongo': pip install 'aworld-rt[mongo]'"
+                    f"store {shown(url)!r} needs the extra 'mongo': pip install 'aworld-rt[mongo]'"
                 ) from error
             return MongoStore(url, registry)
         case _:
             raise ConfigError(
-                f"store={url!r}: unknown scheme {scheme!r}; use one of {', '.join(SCHEMES)}"
+                f"store={shown(url)!r}: unknown scheme {scheme!r}; use one of {', '.join(SCHEMES)}"
             )

@@ -58,8 +58,8 @@ class RedisBus:
     """
 
     def __init__(self, url: str, registry: Registry) -> None:
-        self.url = url
         self._address = Address.parse(url)
+        self.url = self._address.url
         self._registry = registry
         self._keys = Keys(self._address.namespace)
         self._link = Link(self._address, scripts.SCRIPTS)

@@ -30,6 +30,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 
 from aworld_runtime.errors import ConfigError
+from aworld_runtime.urls import shown
 
 CONNECT_S = 4.0
 """Seconds for connecting, authenticating and loading the scripts."""
@@ -82,7 +83,7 @@ class Address:
         """
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query))
-        public = hide_password(url)
+        public = shown(url)
         namespace = query.pop("namespace", "aworld")
         outage_s = query.pop("outage_s", str(OUTAGE_S))
         for name in query:
@@ -99,14 +100,6 @@ class Address:
             return cls(public, server_url, namespace, float(outage_s))
         except ValueError as error:
             raise ConfigError(f"bus {public}: {error}") from error
-
-
-def hide_password(url: str) -> str:
-    """The URL as it may be shown."""
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    name, colon, _ = user.partition(":")
-    return url.replace(parts.netloc, f"{name}:***{at}{host}", 1) if colon else url
 
 
 class Wire(AbstractConnection):

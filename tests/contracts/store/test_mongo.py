@@ -10,7 +10,7 @@ import pytest
 from aworld_runtime.errors import ConfigError, StoreError, StoreUnavailableError
 from aworld_runtime.events import Event, MessagePosted, Registry
 from aworld_runtime.store import open_store
-from aworld_runtime.store.mongo import MongoStore, without_password
+from aworld_runtime.store.mongo import MongoStore
 from tests.services import MongoServer, pymongo_sockets_collected, with_database
 from tests.waiting import wait_until
 
@@ -32,11 +32,6 @@ async def test_url_that_is_none_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="mongodb://"):
         async with open_store("mongodb://host:port:1/"):
             pass
-
-
-def test_password_is_not_shown() -> None:
-    assert without_password("mongodb://a:b%40c@h1:1,h2/db?w=1") == "mongodb://a:***@h1:1,h2/db?w=1"
-    assert without_password("mongodb://host/db") == "mongodb://host/db"
 
 
 async def test_blob_larger_than_a_document_is_refused(mongo_database: str) -> None:
