@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aworld_runtime.errors import ConfigError, TrainingError, UsageError
+from aworld_runtime.cli.command_line import explain
+from aworld_runtime.cli.shared import import_from_here
+from aworld_runtime.errors import AWorldError, ConfigError, TrainingError
 
 DESCRIPTION = """\
 Train the agents of a task by reinforcement learning: rollouts by worker processes over an event bus, sampled from
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--worker_num", "--worker-num", type=int, help="worker processes (default 4)"
     )
     parser.add_argument("--steps", type=int, help="optimizer steps (default 20)")
-    parser.add_argument("--seed", type=int, help="of tasks, sampling and learner (default 0)")
+    parser.add_argument("--seed", type=int, help="of tasks and sampling (default 0)")
     parser.add_argument("--sampler", help="auto, vllm or transformers (default auto)")
     parser.add_argument("--model", help="smollm2 or a model folder (default smollm2)")
     parser.add_argument("--bus", help="URL of a Redis or Valkey server (default: a private one)")
@@ -64,6 +66,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     given: dict[str, Any] = {
         key: value for key in FLAGS if (value := getattr(arguments, key)) is not None
     }
+    import_from_here()
     out = sys.stderr if arguments.json else sys.stdout
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
@@ -89,8 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     try:
         return train_command(parser.parse_args(argv))
-    except UsageError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return 130
+    except (AWorldError, BaseExceptionGroup) as error:
+        return explain(error, parser.prog)

@@ -25,6 +25,7 @@ from aworld_runtime.errors import (
     StoreUnavailableError,
     UsageError,
     WorkerRefusedError,
+    leaves,
 )
 
 GROUP = "aworld.commands"
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (AWorldError, BaseExceptionGroup) as error:
-        return _explain(error)
+        return explain(error)
     return code
 
 
@@ -129,22 +130,14 @@ def _overview() -> str:
     )
 
 
-def _explain(error: BaseException) -> int:
-    """Say what went wrong in one line, where it is ours to say."""
-    leaves = list(_leaves(error))
-    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+def explain(error: BaseException, program: str = "aworld") -> int:
+    """Say what went wrong in one line, where it is ours to say; returns the exit code."""
+    found = list(leaves(error))
+    if any(isinstance(leaf, KeyboardInterrupt) for leaf in found):
         return 130
     for kind, code in ((MENDABLE, 2), (AWorldError, 1)):
-        for leaf in leaves:
+        for leaf in found:
             if isinstance(leaf, kind):
-                print(f"aworld: error: {leaf}", file=sys.stderr)
+                print(f"{program}: error: {leaf}", file=sys.stderr)
                 return code
     raise error
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:  # pyright: ignore[reportUnknownVariableType]
-            yield from _leaves(inner)  # pyright: ignore[reportUnknownArgumentType]
-    else:
-        yield error
