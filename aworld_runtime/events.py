@@ -50,6 +50,8 @@ StopReason = Literal[
     "malformed",
 ]
 """Why an agent or an episode stopped."""
+FAILURES: frozenset[StopReason] = frozenset({"failed", "cancelled", "time_limit"})
+"""Ends that say nothing about the policy."""
 
 
 class EventData(Data):

@@ -36,7 +36,7 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.messages import Task
 from aworld_runtime.runtime import Runtime
-from aworld_runtime.store.base import RunRecord
+from aworld_runtime.store.base import EpisodeRecord, RunRecord
 from aworld_runtime.version import code_version
 from tests.services import missing
 from tests.waiting import wait_until, wait_until_sync
@@ -295,6 +295,20 @@ def test_counts_notice_what_is_lost_or_counted_twice() -> None:
     assert count(*run_of(start, *groups, whole, short), episodes=()).lost == 1
     again = count(*run_of(start, *groups[:1], whole, whole), episodes=())
     assert (again.lost, again.twice) == (0, 2)
+
+
+def test_counts_know_a_place_that_was_given_up_from_one_that_is_lost() -> None:
+    """A group whose place has used up its attempts goes on smaller."""
+    group = GroupRequested(group="a", task=Task(id="t", prompt=""), size=3)
+    log = run_of(RunStarted(kind="train"), group, completed("a", "1"))
+    tries = [EpisodeRecord(id=f"2.{n}", group_id="a", index=1, status="failed") for n in (1, 2)]
+    found = count(*log, episodes=[EpisodeRecord(id="1", group_id="a", status="answered"), *tries])
+    assert (found.requested, found.finished, found.given_up, found.lost) == (3, 1, 1, 1)
+    assert "given up 1" in str(found)
+
+
+def completed(group: str, *episodes: str) -> GroupCompleted:
+    return GroupCompleted(group=group, episodes=episodes, rewards=(0.0,) * len(episodes))
 
 
 # --- with a server -----------------------------------------------------------------------------------------------------
