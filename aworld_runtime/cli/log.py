@@ -61,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _log(arguments: argparse.Namespace) -> None:
     tree = Tree(shutil.get_terminal_size((160, 24)).columns)
-    async with _events(arguments) as events:
+    ended = False
+    async with _events(arguments) as (events, last):
         async for event in events:
             if arguments.json:
                 fields = event.model_dump_json(exclude_defaults=True)
@@ -71,6 +72,10 @@ async def _log(arguments: argparse.Namespace) -> None:
             else:
                 tree.note(event)
             if event.type in {"episode.finished", "run.finished"}:
+                ended = True
+            elif event.type == "run.taken_over":  # resumed
+                ended = False
+            if arguments.follow and ended and event.seq >= last:
                 return
 
 
@@ -100,27 +105,36 @@ class Tree:
 
 
 @asynccontextmanager
-async def _events(arguments: argparse.Namespace) -> AsyncGenerator[AsyncIterator[Event]]:
-    """The log's events: from a server's bus where one is named, else from the store."""
+async def _events(
+    arguments: argparse.Namespace,
+) -> AsyncGenerator[tuple[AsyncIterator[Event], int]]:
+    """The log's events, and its last seq now: from a server's bus where one is named, else from the store."""
     from aworld_runtime.config import Settings
-    from aworld_runtime.names import episode_log
+    from aworld_runtime.names import episode_log, run_log
     from aworld_runtime.nodes.logs import Logs
 
     async with stored(arguments.store) as store:
         bus_url = arguments.bus or Settings.from_env().bus
         if urlsplit(bus_url).scheme == "memory":
-            yield _from_store(store, await _find(store, arguments.log), follow=arguments.follow)
+            name = await _find(store, arguments.log)
+            last = await store.last_seq(name)
+            yield _from_store(store, name, follow=arguments.follow), last
             return
         async with joined_bus(bus_url) as bus:
             logs = Logs(bus, store)
-            name = episode_log(arguments.log)
-            if arguments.log == LAST or not await logs.last_seq(name):
-                name = await _find(store, arguments.log)
+            names = (
+                []
+                if arguments.log == LAST
+                else [episode_log(arguments.log), run_log(arguments.log)]
+            )
+            there = [name for name in names if await logs.last_seq(name)]
+            name = there[0] if there else await _find(store, arguments.log)
+            last = await logs.last_seq(name)
             if not arguments.follow:
-                yield _each(await logs.read_all(name))
+                yield _each(await logs.read_all(name)), last
                 return
             async with logs.tail(name) as events:
-                yield events
+                yield events, last
 
 
 async def _find(store: Store, name: str) -> str:

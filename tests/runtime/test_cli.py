@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import anyio
 import pytest
 from anyio import to_thread
 
@@ -31,12 +32,16 @@ from aworld_runtime.events import (
     EventData,
     GroupCompleted,
     GroupRequested,
+    RunFinished,
     RunStarted,
+    RunTakenOver,
     utc_now,
 )
 from aworld_runtime.messages import Task
+from aworld_runtime.names import run_log
 from aworld_runtime.runtime import Runtime
 from aworld_runtime.store.base import EpisodeRecord, RunRecord
+from aworld_runtime.store.open import open_store
 from aworld_runtime.version import code_version
 from tests.services import missing
 from tests.waiting import wait_until, wait_until_sync
@@ -208,6 +213,25 @@ def test_run_log_replay(aworld: Aworld) -> None:
     replayed = aworld("replay", "last")
     assert replayed.returncode == 0
     assert "identical 1, different 0, unreadable 0, live_calls 0" in replayed.stdout
+
+
+def test_the_log_of_a_resumed_run_goes_on_after_its_first_end(aworld: Aworld) -> None:
+    story = [
+        RunStarted(kind="train"),
+        RunFinished(reason="failed"),
+        RunTakenOver(node="trainer/r"),
+        RunFinished(reason="done"),
+    ]
+
+    async def write() -> None:
+        async with open_store("sqlite:///.aworld/aworld.db") as store:
+            events = [Event.of(data, source="trainer/r", run_id="r") for data in story]
+            await store.put_events(run_log("r"), [e.at(n) for n, e in enumerate(events, 1)])
+
+    anyio.run(write)
+    shown = aworld("log", "r").stdout
+    assert [line.split()[0] for line in shown.splitlines()] == ["1", "2", "3", "4"]
+    assert aworld("log", "r", "--follow").stdout == shown
 
 
 def test_replay_shows_the_first_difference_and_exits_with_1(aworld: Aworld) -> None:
