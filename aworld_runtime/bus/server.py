@@ -18,7 +18,6 @@ import os
 import platform
 import random
 import shutil
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +27,7 @@ import anyio
 from anyio.abc import SocketStream
 
 from aworld_runtime.errors import ConfigError, ProcessError
-from aworld_runtime.processes import ChildProcess, spawn
+from aworld_runtime.processes import ChildProcess, port_is_free, spawn
 
 HOST = "127.0.0.1"
 PROGRAMS = ("valkey-server", "redis-server")
@@ -135,7 +134,7 @@ class PrivateServer:
         given = self.port
         for attempt in range(TRIES):
             port = given if given is not None else _free_port()
-            if not _is_free(port):
+            if not port_is_free(port):
                 raise ConfigError(
                     f"port {port} on {HOST} is taken by another program: choose another port"
                 )
@@ -144,7 +143,7 @@ class PrivateServer:
                 await _wait_until_ready(process, port)
             except BaseException as error:
                 await process.stop(grace=1.0)
-                lost_the_port = isinstance(error, ProcessError) and not _is_free(port)
+                lost_the_port = isinstance(error, ProcessError) and not port_is_free(port)
                 if lost_the_port and given is None and attempt + 1 < TRIES:
                     continue
                 raise
@@ -243,19 +242,9 @@ def _facts(text: bytes) -> dict[str, str]:
 
 def _free_port() -> int:
     for port in random.sample(PORTS, 200):
-        if _is_free(port):
+        if port_is_free(port):
             return port
     raise ConfigError(f"no free port on {HOST} between {PORTS.start} and {PORTS.stop}")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections don't count
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True
 
 
 def _build() -> str:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 import aworld_runtime
 from aworld_runtime.errors import ProcessError, SamplerError
-from aworld_runtime.processes import ChildProcess, spawn
+from aworld_runtime.processes import ChildProcess, port_is_free, spawn
 from aworld_runtime.training.sampler.gate import BUSY, HOLD
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class SamplerProcess(ABC):
 
         With `hold` it samples nothing before the first publish: the weights it starts with are old.
         """
-        if not _is_free(self.port):
+        if not port_is_free(self.port):
             raise SamplerError(f"port {self.port} for the {self.kind} sampler is taken")
         environment = {**_import_path(), **self.environment(), HOLD: "1" if hold else None}
         try:
@@ -316,16 +316,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return probe.getsockname()[1]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
 
 
 def _import_path() -> dict[str, str | None]:
