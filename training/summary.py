@@ -15,7 +15,9 @@ from itertools import groupby
 
 import pyarrow as pa
 from pyarrow import parquet
+from pydantic import JsonValue
 
+from aworld_runtime.cli.shared import read_log
 from aworld_runtime.events import Event
 from aworld_runtime.messages import Data
 from aworld_runtime.names import episode_log, run_log
@@ -36,10 +38,10 @@ from aworld_runtime.training.run_folder import RunFolder
 from aworld_runtime.training.run_state import Group, RunState
 from aworld_runtime.training.task import find_task
 from aworld_runtime.trajectory import Episode, episode_of
+from aworld_runtime.urls import shown
 
 SFT_MIN_REWARD = 0.9
 PREFERENCE_MIN_GAP = 0.3
-PAGE = 1000
 
 
 class RunSummary(Data):
@@ -48,9 +50,9 @@ class RunSummary(Data):
     run_id: str
     folder: str
     steps: int
-    reward_before: float
-    """Held-out mean before the first step."""
-    reward_after: float
+    reward_before: float | None
+    """Held-out mean before the first step; None where nothing was evaluated."""
+    reward_after: float | None
     """Held-out mean after the last step."""
     episodes: int
     seconds: float
@@ -59,17 +61,13 @@ class RunSummary(Data):
 
     def text(self) -> str:
         return (
-            f"held-out reward {self.reward_before:.3f} → {self.reward_after:.3f} in {self.steps} steps,"
+            f"held-out reward {_number(self.reward_before)} → {_number(self.reward_after)} in {self.steps} steps,"
             f" {self.seconds:.0f} s, {self.episodes} episodes\nmodel:  {self.model}\nreport: {self.report}"
         )
 
 
-async def read_log(store: Store, log: str) -> list[Event]:
-    """A whole log, as archived."""
-    events: list[Event] = []
-    while page := await store.read(log, len(events) + 1, limit=PAGE):
-        events += page
-    return events
+def _number(reward: float | None) -> str:
+    return "–" if reward is None else f"{reward:.3f}"
 
 
 async def episodes_of(store: Store, names: Iterable[str]) -> AsyncIterator[Episode]:
@@ -94,8 +92,8 @@ async def write_results(folder: RunFolder, store_url: str) -> RunSummary:
         run_id=folder.run_id,
         folder=str(folder.path),
         steps=max(state.steps, default=0),
-        reward_before=report.held_out[0].reward if report.held_out else 0.0,
-        reward_after=report.held_out[-1].reward if report.held_out else 0.0,
+        reward_before=report.held_out[0].reward if report.held_out else None,
+        reward_after=report.held_out[-1].reward if report.held_out else None,
         episodes=report.totals.episodes,
         seconds=report.seconds,
         report=str(folder.report),
@@ -167,7 +165,7 @@ async def _report(
         sampler=folder.wiring.sampler,
         workers=config.worker_num,
         seconds=(events[-1].time - events[0].time).total_seconds() if events else 0.0,
-        config=config.model_dump(mode="json"),
+        config=_shown(config.model_dump(mode="json"), "bus", "store"),
         steps=tuple(StepRow(step=s, metrics=state.steps[s].metrics) for s in sorted(state.steps)),
         held_out=tuple(
             HeldOut(
@@ -185,8 +183,19 @@ async def _report(
             steps=(steps[0], steps[-1]) if steps else (0, 0),
         ),
         totals=totals.model_copy(update={"takeovers": sum(record.takeovers for record in records)}),
-        provenance=folder.provenance,
+        provenance=_shown(folder.provenance, "command"),
     )
+
+
+def _shown(values: dict[str, JsonValue], *keys: str) -> dict[str, JsonValue]:
+    """`values`, those of `keys` without passwords: a report is passed on."""
+
+    def hide(value: JsonValue) -> JsonValue:
+        if isinstance(value, list):
+            return [hide(part) for part in value]
+        return shown(value) if isinstance(value, str) else value
+
+    return {key: hide(value) if key in keys else value for key, value in values.items()}
 
 
 def _finished(groups: dict[str, Group], names: Iterable[str]) -> list[str]:
