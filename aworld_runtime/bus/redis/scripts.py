@@ -101,11 +101,11 @@ def append(
 
 
 _STAGE = Script(
-    """
+    f"""
 for i = 2, #ARGV do
   redis.call('XADD', KEYS[1], (tonumber(ARGV[1]) + i - 2) .. '-0', 'e', ARGV[i])
 end
-redis.call('EXPIRE', KEYS[1], 300)
+redis.call('EXPIRE', KEYS[1], {STAGING_TTL_S})
 """
 )
 
@@ -136,10 +136,10 @@ async def unstage(link: Link, staging: bytes, keys: LogKeys) -> None:
 
 
 _SEND_MAIL = Script(
-    """
+    f"""
 for k = 1, #KEYS, 2 do
   redis.call('XADD', KEYS[k], '*', 'e', ARGV[(k + 1) / 2])
-  if redis.call('EXISTS', KEYS[k + 1]) == 0 then redis.call('EXPIRE', KEYS[k], 86400) end
+  if redis.call('EXISTS', KEYS[k + 1]) == 0 then redis.call('EXPIRE', KEYS[k], {MAIL_TTL_S}) end
   redis.call('PUBLISH', KEYS[k], '')
 end
 """,
