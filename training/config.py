@@ -34,10 +34,11 @@ class TrainConfig(Data):
     max_staleness: int = Field(default=0, ge=0)
     """Versions that a sample may be older than the learner; 0 is synchronous."""
     attempts: int = Field(default=3, ge=1)
-    """Tries of an episode that fails for reasons that are not the policy's."""
+    """Tries of an episode that fails for reasons that are not the policy's, the first one included."""
     episode_timeout_s: float = Field(default=300.0, gt=0)
+    """Seconds from the request of an episode to its end, its wait for a worker included."""
     stall_timeout_s: float = Field(default=900.0, gt=0)
-    """Seconds without any episode ending after which the run stops with an error."""
+    """Seconds without news in the run's log after which the run stops with an error."""
     evaluate_every: int = Field(default=5, ge=1)
     """Steps between evaluations on held-out tasks; there is one before the first step and one after the last."""
     evaluate_tasks: int = Field(default=32, ge=1)
@@ -58,12 +59,13 @@ class TrainConfig(Data):
     """Cores it computes on; none is all."""
     learner: LearnerConfig = LearnerConfig()
     bus: str | None = None
-    """URL of a server; none starts a private one (or `memory://` with one worker and rank)."""
+    """URL of a server; none starts a private one."""
     bus_port: int = Field(default=0, ge=0, lt=65536)
     """Port of the private server; 0 takes a free one."""
     store: str | None = None
     """URL; none is SQLite in ./.aworld."""
     external_workers: bool = False
-    """Start no workers: others join by `aworld worker --bus …`."""
+    """Start no workers: others join by `aworld worker --bus …`. `worker_num` x `slots` still says how many
+    completions the sampler makes at once."""
     out: Path | None = None
     """The run's folder; none is runs/RUN."""
