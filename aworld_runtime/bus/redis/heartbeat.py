@@ -48,7 +48,7 @@ class Lease:
 
 
 class Heartbeat:
-    """The thread. `start` and `stop` may be called again."""
+    """The thread; it starts with the first lease. Nothing is renewed after `stop`."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
