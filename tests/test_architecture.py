@@ -26,7 +26,6 @@ FOLDERS = (
     "aworld_runtime/replay",
     "aworld_runtime/store",
     "aworld_runtime/tools",
-    "aworld_runtime/viewer",
     "examples",
     "scripts",
     "swarms",

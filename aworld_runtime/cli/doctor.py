@@ -22,7 +22,7 @@ EXTRAS = {
     "redis": (("redis", "hiredis"), "event bus between processes"),
     "mongo": (("pymongo",), "MongoDB as the store"),
     "mcp": (("mcp",), "tools of MCP servers"),
-    "viewer": (("starlette", "uvicorn"), "viewer in the browser"),
+    "viewer": (("starlette", "uvicorn"), "web server of the transformers sampler"),
     "train": (("torch", "transformers", "tokenizers", "safetensors"), "training"),
 }
 """Extra → the packages it brings, and what for."""

@@ -1,0 +1,1 @@
+"""Environments: where tasks come from, and who scores the answers."""

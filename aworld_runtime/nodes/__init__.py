@@ -1,0 +1,1 @@
+"""Nodes: what turns an event into events, the owner that runs an episode of them, workers and the archiver."""

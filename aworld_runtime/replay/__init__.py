@@ -1,0 +1,1 @@
+"""Replay: recorded handlers run again over their log."""
