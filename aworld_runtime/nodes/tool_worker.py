@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import anyio
 
 from aworld_runtime.bus.base import Bus, Consumer, Delivery, NodeInfo
-from aworld_runtime.events import utc_now
+from aworld_runtime.events import ToolCalled, utc_now
 from aworld_runtime.names import tool_queue
 from aworld_runtime.nodes.owner import answer_call
 from aworld_runtime.tools.base import BaseTool
@@ -79,6 +79,9 @@ class ToolWorker:
             tasks.start_soon(self._answer, await consumer.take(), tool)
 
     async def _answer(self, delivery: Delivery, tool: str) -> None:
+        if not isinstance(delivery.event.data, ToolCalled):
+            await delivery.dead_letter(f"expected tool.called, got {delivery.event.type}")
+            return
         self._running[tool] += 1
         try:
             answer = await answer_call(

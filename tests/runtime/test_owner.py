@@ -280,6 +280,17 @@ async def test_a_remote_tool_answers_by_mail(bus: Bus) -> None:
     assert next(e for e in events if e.data is returned).source == "add/t1"
 
 
+async def test_a_tool_worker_survives_what_is_no_call(bus: Bus) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ToolWorker(bus, {"add": Adder()}, name="t1").run)
+        await bus.put("tool:add", request_episode())
+        async with anyio.create_task_group() as running:
+            running.start_soon(run_episode, bus, request_episode(), remote_program())
+        tasks.cancel_scope.cancel()
+    (letter,) = await bus.dead_letters("tool:add")
+    assert letter.reason == "expected tool.called, got episode.requested"
+
+
 async def test_a_remote_tool_that_nobody_serves_times_out_and_the_agent_is_told(bus: Bus) -> None:
     events = await run_episode(bus, request_episode(), remote_program(timeout_s=0.05))
     assert one(events, ToolFailed).error == "ToolTimeoutError"
