@@ -110,6 +110,15 @@ async def test_one_of_two_ranks_killed(new_run: NewRun) -> None:
     assert "learner died" in run.told()
 
 
+async def test_what_would_fail_again_stops_the_run_with_its_reason(new_run: NewRun) -> None:
+    run = new_run(task="tests.e2e.vowels:BROKEN", learner_ranks=2)
+    run.start()
+    assert await run.finish() == 1
+    assert "training stopped: evaluation after step 0: no episode could be scored" in run.told()
+    assert "died" not in run.told()
+    await run.no_process_left()
+
+
 async def test_ctrl_c_leaves_no_process_and_resumes(new_run: NewRun) -> None:
     run = await begun(new_run())
     began = time.monotonic()

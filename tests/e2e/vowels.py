@@ -32,6 +32,18 @@ class VowelsEnvironment:
         return Reward(total=vowels / max(1, len(letters)))
 
 
+class BrokenEnvironment(VowelsEnvironment):
+    """Can't score anything."""
+
+    def tasks(self, split: Split, *, count: int, seed: int = 0) -> Sequence[Task]:
+        environment = "tests.e2e.vowels:BrokenEnvironment"
+        tasks = super().tasks(split, count=count, seed=seed)
+        return [task.model_copy(update={"environment": environment}) for task in tasks]
+
+    async def score(self, task: Task, episode: Episode) -> Reward:  # noqa: ARG002
+        raise RuntimeError("no judge")
+
+
 def build() -> Agent:
     return Agent("solver", tools=["calculator"], max_turns=2)
 
@@ -43,3 +55,4 @@ VOWELS = TrainingTask(
     roles=("solver",),
     max_tokens=48,
 )
+BROKEN = VOWELS.model_copy(update={"environment": "tests.e2e.vowels:BrokenEnvironment"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,12 +11,13 @@ import pytest
 
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import read_all
-from aworld_runtime.errors import StaleSampleError, TrainingError
-from aworld_runtime.events import Event
-from aworld_runtime.names import run_log
+from aworld_runtime.errors import NonFiniteLossError, StaleSampleError, TrainingError
+from aworld_runtime.events import EpisodeTakenOver, Event, RunFinished, StepFinished
+from aworld_runtime.names import episode_log, run_log
 from aworld_runtime.nodes.environment import load_environment
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.training.config import TrainConfig
+from aworld_runtime.training.rows import TrainingRow
 from aworld_runtime.training.run_state import RunState
 from aworld_runtime.training.trainer import Trainer
 from tests.training.trainer_case import CASE, FAILING, SERVED, RecordingLearner, RecordingPublisher
@@ -114,6 +115,26 @@ async def test_a_failed_episode_is_tried_again_and_only_the_last_attempt_counts(
     )
     again = [e for group in groups for e in group.finished.values() if e.endswith(".2")]
     assert len(again) == 2
+    for episode in again:
+        events = await read_all(bus, episode_log(episode))
+        assert not [e for e in events if isinstance(e.data, EpisodeTakenOver)]  # queued once
+
+
+async def test_episodes_whose_deadline_passed_while_nobody_worked_are_tried_again(
+    bus: Bus, tmp_path: Path
+) -> None:
+    config = CONFIG.model_copy(update={"episode_timeout_s": 0.2})
+    async with anyio.create_task_group() as interrupted:
+        interrupted.start_soon(trainer(bus, tmp_path, RecordingLearner(tmp_path), config).run)
+        await anyio.sleep(0.3)  # longer than the deadline
+        interrupted.cancel_scope.cancel()
+    async with working(bus):
+        await trainer(bus, tmp_path, RecordingLearner(tmp_path)).run()
+    state = RunState.of(await log(bus))
+    assert state.finished is not None
+    assert [group.finished for group in list(state.groups.values())[:2]] == [
+        {0: f"r.g0000{number}.0.2"} for number in (1, 2)
+    ]
 
 
 async def test_a_new_trainer_repeats_the_recorded_batches_after_the_checkpoint(
@@ -130,6 +151,27 @@ async def test_a_new_trainer_repeats_the_recorded_batches_after_the_checkpoint(
     assert broken.seen == whole.seen
     state = RunState.of(await log(bus))
     assert len(state.batches) == 3
+
+
+async def test_a_loss_that_is_not_finite_ends_the_run_with_the_reason_and_can_be_resumed(
+    bus: Bus, tmp_path: Path
+) -> None:
+    class Exploding(RecordingLearner):
+        def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> dict[str, float]:
+            if policy_version == 2:
+                raise NonFiniteLossError("step 3: loss=nan")
+            return super().step(rows, policy_version=policy_version)
+
+    whole = RecordingLearner(tmp_path)
+    async with working(bus):
+        with pytest.raises(ExceptionGroup) as stopped:
+            await trainer(bus, tmp_path, Exploding(tmp_path)).run()
+        assert stopped.group_contains(NonFiniteLossError)
+        assert (await log(bus))[-1].data == RunFinished(reason="failed", detail="step 3: loss=nan")
+        await trainer(bus, tmp_path, whole).run()
+    events = await log(bus)
+    assert [e.data.step for e in events if isinstance(e.data, StepFinished)] == [1, 2, 3, 4]
+    assert len(whole.seen) == len(set(whole.seen)) == 4
 
 
 async def test_a_sample_older_than_the_bound_stops_the_run(bus: Bus, tmp_path: Path) -> None:
