@@ -8,7 +8,7 @@ encodes, and decodes with a clear error for what it doesn't know. Nothing here d
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
 
@@ -549,7 +549,7 @@ def _subclasses(cls: type[EventData]) -> Iterator[type[EventData]]:
         yield from _subclasses(sub)
 
 
-def common_prefix(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many leading ids `a` and `b` share."""
     if b[: len(a)] == a:
         return len(a)

@@ -24,6 +24,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from aworld_runtime.events import common_prefix
+
 BLOCK = 96
 """Most queries of an attention block: a rollout's own turns fit in one, and a long prompt is cut to skip masked pairs."""
 
@@ -135,12 +137,6 @@ def _even_size(length: int) -> int:
 
 def _integers(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)
-
-
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Number of leading tokens that two sequences share."""
-    length = min(len(first), len(second))
-    return next((i for i in range(length) if first[i] != second[i]), length)
 
 
 def prefix_order(rows: Sequence[Sequence[int]]) -> list[int]:

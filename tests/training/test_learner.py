@@ -22,7 +22,7 @@ from aworld_runtime.training.checkpoint import latest_checkpoint
 from aworld_runtime.training.learner import Learner
 from aworld_runtime.training.learner_config import LearnerConfig
 from aworld_runtime.training.logprobs import token_logprobs
-from aworld_runtime.training.packing import common_prefix, cut, pack, partition, prefix_order
+from aworld_runtime.training.packing import cut, pack, partition, prefix_order
 from aworld_runtime.training.policy import PolicyModel, load_model
 from aworld_runtime.training.ranks import join_ranks
 from aworld_runtime.training.rows import TrainingRow, decode_rows, encode_rows
@@ -106,7 +106,6 @@ def test_a_partition_keeps_every_row_once_and_in_order(rows: list[list[int]], pa
 def test_runs_hold_at_most_the_given_tokens_unless_one_row_is_longer() -> None:
     rows = [[1] * 4, [1] * 4 + [2], [1] * 4 + [3], [5] * 20]
     assert [list(run) for run in cut(rows, 6)] == [[0, 1, 2], [3]]
-    assert common_prefix([1, 2, 3], [1, 2]) == 2
 
 
 def test_packed_logprobs_equal_the_plain_model_row_by_row(model_path: Path) -> None:
