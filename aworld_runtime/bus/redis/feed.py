@@ -11,6 +11,7 @@ import anyio
 
 from aworld_runtime.bus.base import FeedEntry
 from aworld_runtime.bus.redis.link import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from aworld_runtime.bus.redis.scripts import position
 from aworld_runtime.bus.redis.wire import (
     REPLY_S,
     Command,
@@ -85,7 +86,7 @@ class FeedReader:
             return
         facts = await self._ask((b"XINFO", b"STREAM", self._key), missing=True)
         last = facts[facts.index(b"last-generated-id") + 1] if facts else b"0-0"
-        if _position(self._cursor) > _position(last):
+        if position(self._cursor) > position(last):
             logger.warning(
                 "the feed ends at %s, before the cursor %s: the server lost data; reading it from its"
                 " beginning",
@@ -111,8 +112,3 @@ class FeedReader:
 def _entry(entry_id: bytes, fields: list[bytes]) -> FeedEntry:
     first, last, log = fields[1].decode().split(" ", 2)
     return FeedEntry(entry_id.decode(), log, int(first), int(last))
-
-
-def _position(entry_id: bytes) -> tuple[int, int]:
-    milliseconds, _, number = entry_id.partition(b"-")
-    return int(milliseconds), int(number or 0)

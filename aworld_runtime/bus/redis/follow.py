@@ -16,7 +16,7 @@ import anyio
 
 from aworld_runtime.bus.redis.hints import Hints
 from aworld_runtime.bus.redis.link import Link
-from aworld_runtime.bus.redis.scripts import Entry, entries
+from aworld_runtime.bus.redis.scripts import Entry, entries, position
 from aworld_runtime.errors import BusError
 
 SWEEP_S = 1.0
@@ -103,7 +103,7 @@ class Follows:
         cursors: dict[bytes, bytes] = {}
         for follower in hungry:
             follower.stale = False
-            behind = min(follower.cursor, cursors.get(follower.key, follower.cursor), key=_position)
+            behind = min(follower.cursor, cursors.get(follower.key, follower.cursor), key=position)
             cursors[follower.key] = behind
         head = (b"XREAD", b"COUNT", str(BATCH), b"STREAMS")
         try:
@@ -116,14 +116,9 @@ class Follows:
             return
         found = {key: entries(page) for key, page in reply or ()}
         for follower in hungry:
-            after = _position(follower.cursor)
-            fresh = [e for e in found.get(follower.key, ()) if _position(e[0]) > after]
+            after = position(follower.cursor)
+            fresh = [e for e in found.get(follower.key, ()) if position(e[0]) > after]
             if fresh:
                 follower.stale = True  # there may be more
                 if follower.waiter is not None and not follower.waiter.done():
                     follower.waiter.set_result(fresh)
-
-
-def _position(entry_id: bytes) -> tuple[int, int]:
-    milliseconds, _, number = entry_id.partition(b"-")
-    return int(milliseconds), int(number or 0)

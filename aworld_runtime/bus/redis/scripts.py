@@ -484,3 +484,9 @@ SCRIPTS = (
 def entries(reply: Reply) -> list[Entry]:
     """The entries in the reply of XRANGE."""
     return [(entry_id, fields) for entry_id, fields in reply]
+
+
+def position(entry_id: bytes) -> tuple[int, int]:
+    """Where an entry stands in its stream: ids compare by number, not as text."""
+    milliseconds, _, number = entry_id.partition(b"-")
+    return int(milliseconds), int(number or 0)
