@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from secrets import token_hex
 from types import TracebackType
@@ -235,16 +235,34 @@ def run_sync(work: Callable[[*Ts], Awaitable[T]], *arguments: *Ts) -> T:
         return asyncio.run(call())
     outcome: list[T] = []
     failure: list[BaseException] = []
+    stop: list[Callable[[], object]] = []
+
+    async def stoppable() -> T:
+        loop, scope = asyncio.get_running_loop(), anyio.CancelScope()
+        stop.append(lambda: loop.call_soon_threadsafe(scope.cancel))
+        with scope:
+            return await call()
+        raise KeyboardInterrupt
+
+    ended = threading.Event()  # an interrupted join() takes the thread for dead
 
     def run() -> None:
         try:
-            outcome.append(asyncio.run(call()))
+            outcome.append(asyncio.run(stoppable()))
         except BaseException as error:  # noqa: BLE001 - carried over to the calling thread
             failure.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=run, name="aworld-run")
-    thread.start()
-    thread.join()
+    threading.Thread(target=run, name="aworld-run").start()
+    try:
+        ended.wait()
+    except KeyboardInterrupt:  # a notebook's: without this the work would go on behind its back
+        for end in stop:
+            with suppress(RuntimeError):  # the loop has just ended by itself
+                end()
+        ended.wait()
+        raise
     if failure:
         raise failure[0]
     return outcome[0]

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -194,6 +196,41 @@ def test_a_failed_run_raises_with_the_command_that_shows_why(
     caplog.set_level(logging.ERROR)
     with pytest.raises(AWorldError, match=r"has no model.*; see it with: aworld log "):
         Agent().run("q")
+
+
+def test_an_interrupted_notebook_cell_ends_the_work(tmp_path: Path) -> None:
+    """The interrupt comes while the cell waits for another thread's event loop."""
+    script = """
+import asyncio, os, signal, threading
+from aworld_runtime.runtime import run_sync
+
+async def work():
+    threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
+    try:
+        await asyncio.sleep(60)
+    finally:
+        print("cleaned up")
+
+def cell():
+    try:
+        run_sync(work)
+    except KeyboardInterrupt:
+        print("interrupted")
+    loop.stop()
+
+loop = asyncio.new_event_loop()
+loop.call_soon(cell)
+loop.run_forever()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert (done.stdout, done.stderr) == ("cleaned up\ninterrupted\n", "")
 
 
 async def test_run_sync_raises_what_the_work_raised() -> None:
