@@ -78,6 +78,8 @@ class EpisodeRequested(EventData):
     """Place in its group, 0 … group_size - 1; a retry keeps it and counts `attempt` up."""
     code_version: str = ""
     """A worker of another version refuses it."""
+    timeout_s: float | None = None
+    """Seconds it may run, from each claim or takeover: its wait for a worker doesn't count, unlike in `Event.deadline`."""
 
 
 class EpisodeClaimed(EventData):

@@ -89,6 +89,7 @@ def request_episode(
     *,
     environment: str | None = None,
     deadline: datetime | None = None,
+    timeout_s: float | None = None,
     models: dict[str, ModelSpec] | None = None,
     **data: JsonValue,
 ) -> Event:
@@ -98,6 +99,7 @@ def request_episode(
             program="local:test",
             models=models or {},
             seed=7,
+            timeout_s=timeout_s,
         ),
         source="test/1",
         run_id="r1",

@@ -36,7 +36,7 @@ class TrainConfig(Data):
     attempts: int = Field(default=3, ge=1)
     """Tries of an episode that fails for reasons that are not the policy's, the first one included."""
     episode_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds from the request of an episode to its end, its wait for a worker included."""
+    """Seconds that an episode may run; its wait for a worker and the time in which a run is interrupted don't count."""
     stall_timeout_s: float = Field(default=900.0, gt=0)
     """Seconds without news in the run's log after which the run stops with an error."""
     evaluate_every: int = Field(default=5, ge=1)

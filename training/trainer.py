@@ -15,7 +15,6 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -297,6 +296,7 @@ class Trainer:
             seed=int.from_bytes(digest[:4], "big"),
             index=index,
             code_version=self._code_version,
+            timeout_s=self._config.episode_timeout_s,
         )
         event = Event.of(
             request,
@@ -306,7 +306,6 @@ class Trainer:
             group_id=name,
             episode_id=episode_name(name, index, attempt),
             attempt=attempt,
-            deadline=utc_now() + timedelta(seconds=self._config.episode_timeout_s),
         )
         await self._bus.put(EPISODES_QUEUE, event)
 

@@ -129,8 +129,7 @@ class EpisodeOwner:
                 if refusal is not None:
                     self._spawn(self._finish, "failed", refusal)
                 tasks.start_soon(self._receive, mail)
-                if self._requested.deadline is not None:
-                    tasks.start_soon(self._watch_deadline)
+                tasks.start_soon(self._watch_clock)
                 await self._finished.wait()
             tasks.cancel_scope.cancel()
         finished = self.events[-1].data
@@ -466,11 +465,20 @@ class EpisodeOwner:
                     break
             await self.commit(fresh, acks=batch)
 
-    async def _watch_deadline(self) -> None:
-        deadline = self._requested.deadline
-        if deadline is not None:
-            await anyio.sleep(max(0.0, (deadline - utc_now()).total_seconds()))
-            await self._finish("time_limit", f"deadline {deadline.isoformat()} has passed")
+    async def _watch_clock(self) -> None:
+        """End the episode at its deadline, or when its time since this claim is up, whichever is first."""
+        limits: list[tuple[float, str]] = []
+        if (deadline := self._requested.deadline) is not None:
+            left = (deadline - utc_now()).total_seconds()
+            limits.append((left, f"deadline {deadline.isoformat()} has passed"))
+        if (timeout_s := self._request.timeout_s) is not None:
+            limits.append(
+                (timeout_s, f"not done {timeout_s:g} s after worker {self._worker} began")
+            )
+        if limits:
+            left, why = min(limits)
+            await anyio.sleep(max(0.0, left))
+            await self._finish("time_limit", why)
 
     async def _finish(self, reason: StopReason, error: str) -> None:
         await self.commit([self._ended(reason, error)])

@@ -102,6 +102,7 @@ SAMPLES: tuple[EventData, ...] = (
         seed=7,
         index=3,
         code_version="1a2b",
+        timeout_s=300.0,
     ),
     EpisodeClaimed(worker="worker/1"),
     EpisodeTakenOver(worker="worker/2"),

@@ -234,6 +234,21 @@ async def test_a_deadline_that_has_passed_starts_nothing(bus: Bus) -> None:
     assert one(events, EpisodeFinished).reason == "time_limit"
 
 
+async def test_the_time_an_episode_may_run_ends_it(bus: Bus) -> None:
+    program, _ = sleeping_agent()
+    events = await run_episode(bus, request_episode(timeout_s=0.05), program)
+    assert one(events, EpisodeFinished).reason == "time_limit"
+    assert one(events, EpisodeFinished).error == "not done 0.05 s after worker w1 began"
+
+
+async def test_the_time_an_episode_may_run_begins_with_its_claim(bus: Bus) -> None:
+    requested = request_episode(timeout_s=0.2)
+    await anyio.sleep(0.25)
+    program, _, _ = adding_program()
+    events = await run_episode(bus, requested, program)
+    assert one(events, EpisodeFinished).reason == "answered"
+
+
 async def test_cancel_by_mail_ends_the_episode(bus: Bus) -> None:
     program, sleeper = sleeping_agent()
     requested = request_episode()
