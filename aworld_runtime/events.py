@@ -51,7 +51,7 @@ StopReason = Literal[
 ]
 """Why an agent or an episode stopped."""
 FAILURES: frozenset[StopReason] = frozenset({"failed", "cancelled", "time_limit"})
-"""Ends that say nothing about the policy."""
+"""Ends that say nothing about the policy; another attempt is made."""
 
 
 class EventData(Data):

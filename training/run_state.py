@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from aworld_runtime.events import (
+    FAILURES,
     BatchFormed,
     CheckpointSaved,
     EpisodeFinished,
@@ -17,11 +18,7 @@ from aworld_runtime.events import (
     RunFinished,
     RunTakenOver,
     StepFinished,
-    StopReason,
 )
-
-FAILURES: frozenset[StopReason] = frozenset({"failed", "cancelled", "time_limit"})
-"""Ends that say nothing about the policy; another attempt is made."""
 
 
 def group_name(run_id: str, number: int) -> str:
@@ -105,10 +102,23 @@ class RunState:
 
     def knows(self, event: Event) -> bool:
         """Whether mail says what the log has already: an episode's end may be told twice."""
+        place = self._place(event.episode_id or "")
+        if not isinstance(event.data, EpisodeFinished) or place is None:
+            return False
+        group, index, attempt = place
+        return attempt <= group.attempts.get(index, 0)
+
+    def is_stray(self, event: Event) -> bool:
+        """Whether mail tells the end of an episode that no group is waiting for, nor ever was."""
         if not isinstance(event.data, EpisodeFinished):
             return False
-        group, index, attempt = parse_episode_name(event.episode_id or "")
-        return group not in self.groups or self.groups[group].attempts.get(index, 0) >= attempt
+        place = self._place(event.episode_id or "")
+        if place is None:
+            return True
+        group, index, attempt = place
+        return (
+            attempt > group.attempts.get(index, 0) + 1
+        )  # each is queued after the end of the one before
 
     def waiting(self) -> list[str]:
         """Completed training groups that no batch has used, oldest first."""
@@ -126,8 +136,22 @@ class RunState:
         return sum(group.requested.purpose == "train" for group in self.groups.values())
 
     def _episode_finished(self, episode_id: str, data: EpisodeFinished) -> None:
-        name, index, attempt = parse_episode_name(episode_id)
-        group = self.groups[name]
+        place = self._place(episode_id)
+        if place is None:
+            return
+        group, index, attempt = place
         group.attempts[index] = max(attempt, group.attempts.get(index, 0))
         if data.reason not in FAILURES:
             group.finished[index] = episode_id
+
+    def _place(self, episode_id: str) -> tuple[Group, int, int] | None:
+        """Group, index and attempt of an episode; None where no group has such a place."""
+        try:
+            name, index, attempt = parse_episode_name(episode_id)
+        except ValueError:
+            return None
+        group = self.groups.get(name)
+        if group is None or not 0 <= index < group.requested.size or attempt < 1:
+            return None
+        # What int() also reads as a number ("01", "1_0") is another id.
+        return (group, index, attempt) if episode_id == episode_name(name, index, attempt) else None

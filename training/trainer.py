@@ -313,11 +313,22 @@ class Trainer:
         """Count finished episodes, each once; try failed ones again; complete groups."""
         async for batch in mail:
             news = {item.event.id: item.event for item in batch}
-            fresh = [event for event in news.values() if not self._state.knows(event)]
+            fresh = [event for event in news.values() if self._is_news(event)]
             await self._append_events(fresh, acks=batch)
             for event in fresh:
                 if isinstance(event.data, EpisodeFinished):
                     await self._advance(event.episode_id or "", event.data)
+
+    def _is_news(self, event: Event) -> bool:
+        """Whether mail belongs into the log; what doesn't is acknowledged all the same."""
+        if self._state.is_stray(event):
+            logger.warning(
+                "mail from %s ignored: %r is no episode of this run's groups",
+                event.source,
+                event.episode_id,
+            )
+            return False
+        return not self._state.knows(event)
 
     async def _advance(self, episode: str, ended: EpisodeFinished) -> None:
         """Try an episode again that failed, or complete its group when nothing is left to wait for."""

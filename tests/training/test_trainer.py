@@ -12,7 +12,13 @@ import pytest
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import read_all
 from aworld_runtime.errors import NonFiniteLossError, StaleSampleError, TrainingError
-from aworld_runtime.events import EpisodeTakenOver, Event, RunFinished, StepFinished
+from aworld_runtime.events import (
+    EpisodeFinished,
+    EpisodeTakenOver,
+    Event,
+    RunFinished,
+    StepFinished,
+)
 from aworld_runtime.names import episode_log, run_log
 from aworld_runtime.nodes.environment import load_environment
 from aworld_runtime.nodes.worker import Worker
@@ -185,6 +191,46 @@ async def test_a_sample_older_than_the_bound_stops_the_run(bus: Bus, tmp_path: P
         async with working(bus):
             await slow.run()
     assert stopped.group_contains(StaleSampleError, match="max_staleness=0")
+
+
+@pytest.mark.parametrize(
+    "episode",
+    [
+        None,
+        "nonsense",
+        "r.g00001.x.1",
+        "r.g00099.0.1",
+        "r.g00001.7.1",
+        "r.g00001.-1.1",
+        "r.g00001.0.0",
+        "r.g00001.00.1",
+        "r.g00001.0.9",
+    ],
+)
+async def test_mail_about_an_episode_that_nobody_asked_for_is_ignored_with_a_warning(
+    bus: Bus, tmp_path: Path, caplog: pytest.LogCaptureFixture, episode: str | None
+) -> None:
+    stray = Event.of(EpisodeFinished(answer="yes"), source="somebody/1", episode_id=episode)
+    async with working(bus), anyio.create_task_group() as tasks:
+
+        async def tell() -> None:
+            while "group.requested" not in [event.type for event in await log(bus)]:  # noqa: ASYNC110
+                await anyio.sleep(0.001)
+            await bus.send_mail(run_log("r"), stray)
+
+        tasks.start_soon(tell)
+        await trainer(bus, tmp_path, RecordingLearner(tmp_path)).run()
+    events = await log(bus)
+    state = RunState.of(events)
+    assert state.finished is not None
+    assert state.finished.reason == "done"
+    assert stray.id not in [event.id for event in events]
+    assert f"mail from somebody/1 ignored: {episode!r} is no episode" in caplog.text
+
+
+async def test_a_log_with_the_end_of_an_unknown_episode_can_be_read() -> None:
+    stray = Event.of(EpisodeFinished(), source="somebody/1", episode_id="r.g00099.0.1")
+    assert RunState.of([stray]) == RunState()
 
 
 async def test_a_run_without_workers_stops_with_a_message(bus: Bus, tmp_path: Path) -> None:
