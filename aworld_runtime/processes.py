@@ -11,6 +11,7 @@ consequence. Output goes to a log file.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,6 +25,10 @@ import anyio
 
 from aworld_runtime.errors import ProcessError
 
+HOST = "127.0.0.1"
+PORTS = range(20_000, 32_000)
+"""Below the range that the kernel gives to outgoing connections: a client that reconnects to a dead
+local server on a port of that range may get connected to itself, and then holds the server's port."""
 GUARDIAN = Path(__file__).with_name("guardian.py")
 START_DEADLINE = 30.0
 """Seconds for the guardian to report the program's id; it takes milliseconds on a calm machine."""
@@ -199,10 +204,22 @@ def port_is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections don't count
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((HOST, port))
         except OSError:
             return False
         return True
+
+
+def free_port() -> int:
+    """A port that nobody listens on now.
+
+    Raises:
+        ProcessError: there is none.
+    """
+    for port in random.sample(PORTS, 200):
+        if port_is_free(port):
+            return port
+    raise ProcessError(f"no free port on {HOST} between {PORTS.start} and {PORTS.stop}")
 
 
 def _kill_group(group: int) -> None:

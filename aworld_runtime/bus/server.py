@@ -16,7 +16,6 @@ import fcntl
 import importlib.util
 import os
 import platform
-import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,13 +26,9 @@ import anyio
 from anyio.abc import SocketStream
 
 from aworld_runtime.errors import ConfigError, ProcessError
-from aworld_runtime.processes import ChildProcess, port_is_free, spawn
+from aworld_runtime.processes import HOST, ChildProcess, free_port, port_is_free, spawn
 
-HOST = "127.0.0.1"
 PROGRAMS = ("valkey-server", "redis-server")
-PORTS = range(20_000, 32_000)
-"""Below the range that the kernel gives to outgoing connections: a client that reconnects to a dead
-local server on a port of that range may get connected to itself, and then holds the server's port."""
 READY_DEADLINE = 5.0
 """Seconds until the server must answer."""
 LOAD_DEADLINE = 120.0
@@ -133,7 +128,7 @@ class PrivateServer:
     async def _start_on_a_port(self, binary: Path) -> None:
         given = self.port
         for attempt in range(TRIES):
-            port = given if given is not None else _free_port()
+            port = given if given is not None else free_port()
             if not port_is_free(port):
                 raise ConfigError(
                     f"port {port} on {HOST} is taken by another program: choose another port"
@@ -238,13 +233,6 @@ async def _read_bulk(stream: SocketStream) -> bytes:
 def _facts(text: bytes) -> dict[str, str]:
     lines = text.decode(errors="replace").splitlines()
     return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
-
-
-def _free_port() -> int:
-    for port in random.sample(PORTS, 200):
-        if port_is_free(port):
-            return port
-    raise ConfigError(f"no free port on {HOST} between {PORTS.start} and {PORTS.stop}")
 
 
 def _build() -> str:

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from aworld_runtime.errors import ProcessError
-from aworld_runtime.processes import spawn
+from aworld_runtime.processes import PORTS, free_port, port_is_free, spawn
 from tests.waiting import wait_until_sync
 
 pytestmark = pytest.mark.anyio
@@ -183,3 +183,9 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path, number: signa
     finally:
         parent.kill()
         parent.wait()
+
+
+def test_a_free_port_is_none_that_outgoing_connections_get() -> None:
+    port = free_port()
+    assert port in PORTS
+    assert port_is_free(port)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -25,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 import aworld_runtime
 from aworld_runtime.errors import ProcessError, SamplerError
-from aworld_runtime.processes import ChildProcess, port_is_free, spawn
+from aworld_runtime.processes import HOST, ChildProcess, free_port, port_is_free, spawn
 from aworld_runtime.training.sampler.gate import BUSY, HOLD
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     from aworld_runtime.training.sampler.transfer import Leader
 
-HOST = "127.0.0.1"
 STOP_GRACE = 3.0
 HEALTH_INTERVAL = 0.2
 HEALTH_DEADLINE = 5.0
@@ -309,13 +307,6 @@ def _request(method: str, url: str, body: object, deadline: float) -> dict[str, 
     if response.status != http.client.OK:
         raise _RefusedError(url, response.status, text)
     return json.loads(text) if text else {}
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
 
 
 def _import_path() -> dict[str, str | None]:
