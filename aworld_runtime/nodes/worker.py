@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from pydantic import JsonValue
 
 from aworld_runtime.bus.base import Bus, Delivery, NodeInfo
-from aworld_runtime.errors import AWorldError, Fenced, WorkerRefusedError
+from aworld_runtime.errors import AWorldError, Fenced, WorkerRefusedError, first_error
 from aworld_runtime.events import EpisodeRequested, Event, utc_now
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.models.base import ChatModel
@@ -67,6 +67,11 @@ class Worker:
         self._since = utc_now()
 
     async def run(self) -> None:
+        """Run episodes until drained.
+
+        Raises:
+            WorkerRefusedError: an episode wants other code; it, and whatever ran, goes to other workers.
+        """
         try:
             async with (
                 self._bus.consume(self._queue, consumer=self.name, credit=self._slots) as consumer,
@@ -81,6 +86,11 @@ class Worker:
                     self._idle = anyio.Event()
                     await self._idle.wait()
                 tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            refused, _ = group.split(WorkerRefusedError)
+            if refused is None:
+                raise
+            raise first_error(refused) from None
         finally:
             with anyio.move_on_after(2, shield=True):
                 await self._leave()
@@ -130,7 +140,10 @@ class Worker:
             return
         program, refusal = Program(nodes=()), None
         try:
+            await self._check_code(event, event.data.code_version)
             program = self._load(event.data)
+        except WorkerRefusedError:
+            raise  # the fault is this worker's, so the claim stays unsettled: others can run it
         except AWorldError as error:
             logger.warning("episode %s can't run: %s", event.episode_id, error)
             refusal = f"{type(error).__name__}: {error}"
@@ -156,13 +169,25 @@ class Worker:
         # queued twice, and whoever has it now holds the other claim.
         await delivery.ack()
 
+    async def _check_code(self, requested: Event, wanted: str) -> None:
+        """See whether the episode can run with this code.
+
+        Raises:
+            WorkerRefusedError: it can't, and another worker's code may be right.
+            AWorldError: its run goes on with this code, so nobody has the code it was requested with.
+        """
+        if not self._version or wanted in ("", self._version):
+            return
+        versions = (
+            f"worker {self.name} runs code version {self._version}, the episode wants {wanted}"
+        )
+        run = (await _runs(self._bus)).get(requested.run_id or "")
+        if run is not None and run.version == self._version:
+            raise AWorldError(f"{versions}: its run has been resumed with other code")
+        raise WorkerRefusedError(f"{versions}: start workers from the same code")
+
     def _load(self, data: EpisodeRequested) -> Program:
         """The program of a request; kept, since most episodes of a run share one."""
-        if self._version and data.code_version and data.code_version != self._version:
-            raise AWorldError(
-                f"worker {self.name} runs code version {self._version}, the episode wants {data.code_version}:"
-                " start workers from the same code"
-            )
         key = f"{data.program} {data.model_dump_json(include={'arguments'})}"
         if key not in self._loaded:
             self._loaded[key] = load_program(data.program, data.arguments, self._programs)
@@ -231,9 +256,18 @@ async def check_version(bus: Bus, version: str) -> None:
     Raises:
         WorkerRefusedError: a run on this bus uses other code.
     """
-    for node in await bus.nodes():
-        if node.kind == "trainer" and node.version and node.version != version:
+    for node in (await _runs(bus)).values():
+        if node.version != version:
             raise WorkerRefusedError(
                 f"{node.name} on this bus runs code version {node.version}, this worker has {version}:"
                 " start it from the same code"
             )
+
+
+async def _runs(bus: Bus) -> Mapping[str, NodeInfo]:
+    """By run id, who says with which code the run works: its launcher, or its trainer where none is seen."""
+    speakers = [n for n in await bus.nodes() if n.kind in ("trainer", "launcher") and n.version]
+    speakers.sort(
+        key=lambda node: node.kind == "launcher"
+    )  # a trainer that died is listed for a while
+    return {node.name.partition("/")[2]: node for node in speakers}

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from aworld_runtime import Agent, LLMClient, Runners, Runtime
-from aworld_runtime.bus.base import read_all
+from aworld_runtime.bus.base import NodeInfo, read_all
 from aworld_runtime.errors import AWorldError, ConfigError, NotFoundError
 from aworld_runtime.events import EpisodeFinished, EpisodeRequested, Event
 from aworld_runtime.messages import Task, ToolCall
@@ -139,7 +139,7 @@ async def test_an_episode_reported_twice_is_counted_once(store: str) -> None:
 
 
 async def test_a_worker_that_refuses_a_begun_episode_ends_it(store: str) -> None:
-    """Its first worker died, and the one that takes it over runs other code."""
+    """Its first worker died, and then its run was resumed with other code."""
     async with Runtime(bus="memory://", store=store, slots=0) as runtime:
         episode_id = await runtime.submit("tests.replayed:swarm", "Add.")
         log = episode_log(episode_id)
@@ -152,6 +152,8 @@ async def test_a_worker_that_refuses_a_begun_episode_ends_it(store: str) -> None
             await runtime.bus.append(log, 0, [begun])
             await runtime.bus.put(EPISODES_QUEUE, begun)
             await delivery.ack()
+        resumed = NodeInfo(name=f"launcher/{runtime.run_id}", kind="launcher", version="2")
+        await runtime.bus.announce(resumed)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(Worker(runtime.bus, name="w2", version="2").run)
             with anyio.fail_after(5):

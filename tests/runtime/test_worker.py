@@ -7,19 +7,21 @@ import pytest
 
 from aworld_runtime.agents import Agent
 from aworld_runtime.bus import open_bus
-from aworld_runtime.bus.base import read_all
+from aworld_runtime.bus.base import NodeInfo, read_all
+from aworld_runtime.errors import WorkerRefusedError
 from aworld_runtime.events import EpisodeFinished, EpisodeRequested, Event
 from aworld_runtime.messages import Task
 from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
-from aworld_runtime.nodes.worker import Worker
+from aworld_runtime.nodes.worker import Worker, check_version
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
 
-def request(episode: str) -> Event:
-    data = EpisodeRequested(task=Task(id="t", prompt="go"), program="local:slow")
+def request(episode: str, code_version: str = "") -> Event:
+    task = Task(id="t", prompt="go")
+    data = EpisodeRequested(task=task, program="local:slow", code_version=code_version)
     return Event.of(data, source="test", episode_id=episode)
 
 
@@ -40,3 +42,36 @@ async def test_an_episode_queued_twice_runs_once_and_costs_nobody_a_slot() -> No
             log = await read_all(bus, episode_log(episode))
             assert [e.seq for e in log if isinstance(e.data, EpisodeFinished)] == [len(log)]
         tasks.cancel_scope.cancel()
+
+
+async def test_a_worker_of_other_code_leaves_an_episode_to_others() -> None:
+    slow = {"local:slow": Agent("slow", llm=ScriptedModel("done"))}
+    async with open_bus("memory://") as bus:
+        await bus.put(EPISODES_QUEUE, request("e", code_version="2"))
+        with pytest.raises(WorkerRefusedError, match="code version 1, the episode wants 2"):
+            await Worker(bus, name="old", version="1", programs=slow).run()
+        assert await bus.backlog(EPISODES_QUEUE) == 1
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Worker(bus, name="new", version="2", programs=slow).run)
+
+            async def ended() -> bool:
+                log = await read_all(bus, episode_log("e"))
+                return bool(log) and isinstance(log[-1].data, EpisodeFinished)
+
+            await wait_until(ended, description="the episode's end")
+            tasks.cancel_scope.cancel()
+        finished = (await read_all(bus, episode_log("e")))[-1].data
+        assert isinstance(finished, EpisodeFinished)
+        assert finished.answer == "done"
+
+
+async def test_a_worker_of_other_code_than_a_run_may_not_join() -> None:
+    async with open_bus("memory://") as bus:
+        await bus.announce(NodeInfo(name="trainer/r", kind="trainer", version="1"))
+        with pytest.raises(WorkerRefusedError, match="trainer/r on this bus runs code version 1"):
+            await check_version(bus, "2")
+        # Resumed with other code; the trainer that died is still listed.
+        await bus.announce(NodeInfo(name="launcher/r", kind="launcher", version="2"))
+        await check_version(bus, "2")
+        with pytest.raises(WorkerRefusedError, match="launcher/r on this bus runs code version 2"):
+            await check_version(bus, "1")
