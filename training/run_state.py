@@ -44,6 +44,8 @@ class Group:
     """Episodes of one task, and which attempt counts for each place."""
 
     requested: GroupRequested
+    version: int | None = None
+    """The policy's when it was requested; no sample of it is older. None in logs that don't say it."""
     attempts: dict[int, int] = field(default_factory=dict[int, int])
     """Index → attempts that have ended."""
     finished: dict[int, str] = field(default_factory=dict[int, str])
@@ -78,7 +80,7 @@ class RunState:
     def add(self, event: Event) -> None:
         match event.data:
             case GroupRequested() as data:
-                self.groups[data.group] = Group(data)
+                self.groups[data.group] = Group(data, event.policy_version)
             case EpisodeFinished() as data:
                 self._episode_finished(event.episode_id or "", data)
             case GroupCompleted() as data:

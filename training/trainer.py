@@ -160,8 +160,7 @@ class Trainer:
             background.start_soon(self._announce)
             background.start_soon(self._keep_samplers_current)
             await self._requeue_unfinished()
-            if 0 not in self._state.evaluations:
-                await self._evaluate(0)
+            await self._evaluate_if_due(first - 1)
             for step in range(first, self._config.steps + 1):
                 await self._step(step)
             await run_sync(self._learner.export, self._folder / "model")
@@ -186,8 +185,10 @@ class Trainer:
         if not repeated or step == max(self._state.steps):
             await self._publish(step)
         published = time.monotonic()
+        record: list[EventData] = []
         if step % self._config.checkpoint_every == 0 or step == self._config.steps:
-            await self._checkpoint(step)
+            path = await run_sync(self._learner.save, step)
+            record.append(CheckpointSaved(step=step, path=str(path)))
         if not repeated:
             metrics |= rollout_metrics(episodes, rows)
             metrics |= {
@@ -197,12 +198,11 @@ class Trainer:
                 "perf/rest_s": time.monotonic() - published,
                 "perf/step_s": time.monotonic() - started,
             }
-            await self._append(StepFinished(step=step, metrics=metrics), version=step)
-        last = step == self._config.steps
-        if (
-            step % self._config.evaluate_every == 0 or last
-        ) and step not in self._state.evaluations:
-            await self._evaluate(step)
+            record.insert(0, StepFinished(step=step, metrics=metrics))
+        if record:
+            # At once: a step with a checkpoint is not taken again, so it could not be recorded later.
+            await self._append(*record, version=step)
+        await self._evaluate_if_due(step)
 
     async def _form_batch(self, step: int) -> None:
         """Wait for the step's groups, oldest first, and record which they are before they are used."""
@@ -237,9 +237,16 @@ class Trainer:
                 f" max_staleness={self._config.max_staleness}"
             )
 
+    async def _evaluate_if_due(self, step: int) -> None:
+        """Unless it has been done, or the samplers are further than `step`, as they are while a run repeats its steps."""
+        due = step % self._config.evaluate_every == 0 or step == self._config.steps
+        further = step < max(self._state.steps, default=0)
+        if due and not further and step not in self._state.evaluations:
+            await self._evaluate(step)
+
     async def _evaluate(self, step: int) -> None:
         started = time.monotonic()
-        requested = [g for g in self._evaluation_groups(step) if g in self._state.groups]
+        requested = self._evaluation_groups(step)
         for task in self._test_tasks[len(requested) :]:
             await self._request(task, purpose="evaluate", size=1)
         names = self._evaluation_groups(step)
@@ -266,12 +273,11 @@ class Trainer:
         )
 
     def _evaluation_groups(self, step: int) -> list[str]:
-        """Evaluation groups that belong to no earlier evaluation: those of `step`."""
-        used = {g for s, e in self._state.evaluations.items() if s != step for g in e.groups}
+        """Those sampled with the weights after `step`, also before an interruption."""
         return [
-            n
-            for n, g in self._state.groups.items()
-            if g.requested.purpose == "evaluate" and n not in used
+            name
+            for name, group in self._state.groups.items()
+            if group.requested.purpose == "evaluate" and group.version == step
         ]
 
     # --- groups ----------------------------------------------------------------------------------------------------
@@ -280,7 +286,8 @@ class Trainer:
         self, task: Task, *, purpose: Literal["train", "evaluate"], size: int
     ) -> None:
         name = group_name(self._run_id, len(self._state.groups) + 1)
-        await self._append(GroupRequested(group=name, task=task, size=size, purpose=purpose))
+        requested = GroupRequested(group=name, task=task, size=size, purpose=purpose)
+        await self._append(requested, version=self._version)
         for index in range(size):
             await self._queue_episode(self._state.groups[name], index, attempt=1)
 
@@ -413,10 +420,6 @@ class Trainer:
             return False
         return any(version != self._version for version in await self._publisher.versions())
 
-    async def _checkpoint(self, step: int) -> None:
-        path = await run_sync(self._learner.save, step)
-        await self._append(CheckpointSaved(step=step, path=str(path)), version=step)
-
     # --- the log ---------------------------------------------------------------------------------------------------
 
     async def _claim(self) -> None:
@@ -451,15 +454,18 @@ class Trainer:
         there = (step for step, path in self._state.checkpoints.items() if Path(path).exists())
         return max(there, default=None)
 
-    async def _append(self, data: EventData, *, version: int | None = None) -> None:
-        event = Event.of(
-            data,
-            source=f"trainer/{self._run_id}",
-            run_id=self._run_id,
-            policy=self._config.policy if version is not None else None,
-            policy_version=version,
-        )
-        await self._append_events([event])
+    async def _append(self, *data: EventData, version: int | None = None) -> None:
+        events = [
+            Event.of(
+                one,
+                source=f"trainer/{self._run_id}",
+                run_id=self._run_id,
+                policy=self._config.policy if version is not None else None,
+                policy_version=version,
+            )
+            for one in data
+        ]
+        await self._append_events(events)
 
     async def _append_events(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
         async with self._appending:

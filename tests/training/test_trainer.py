@@ -10,12 +10,16 @@ import anyio
 import pytest
 
 from aworld_runtime.bus import Bus, open_bus
-from aworld_runtime.bus.base import read_all
+from aworld_runtime.bus.base import Mail, read_all
 from aworld_runtime.errors import NonFiniteLossError, StaleSampleError, TrainingError
 from aworld_runtime.events import (
+    CheckpointSaved,
     EpisodeFinished,
     EpisodeTakenOver,
     Event,
+    EventData,
+    GroupCompleted,
+    ModelCompleted,
     RunFinished,
     StepFinished,
 )
@@ -157,6 +161,113 @@ async def test_a_new_trainer_repeats_the_recorded_batches_after_the_checkpoint(
     assert broken.seen == whole.seen
     state = RunState.of(await log(bus))
     assert len(state.batches) == 3
+
+
+async def run_until_killed(
+    run: Trainer, bus: Bus, patches: pytest.MonkeyPatch, kind: type[EventData], count: int
+) -> None:
+    """It dies with the append that holds the `count`th event of this kind."""
+    append, seen = bus.append, 0
+
+    async def last(
+        log: str, seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()
+    ) -> int:
+        nonlocal seen
+        done = await append(log, seq, events, acks=acks)
+        seen += sum(isinstance(event.data, kind) for event in events)
+        if seen >= count and log == run_log("r"):
+            raise Killed
+        return done
+
+    with patches.context() as patch:
+        patch.setattr(bus, "append", last)
+        with pytest.raises(ExceptionGroup) as died:
+            await run.run()
+    assert died.group_contains(Killed)
+
+
+class Killed(Exception):
+    """As by a kill -9."""
+
+
+@pytest.mark.parametrize("kind", [StepFinished, CheckpointSaved])
+@pytest.mark.parametrize("steps", [2, 4])
+async def test_a_kill_around_a_checkpoint_loses_neither_its_step_nor_its_evaluation(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[EventData], steps: int
+) -> None:
+    config = CONFIG.model_copy(update={"steps": steps})
+    async with working(bus):
+        at_step_2 = 2 if kind is StepFinished else 1
+        await run_until_killed(
+            trainer(bus, tmp_path, RecordingLearner(tmp_path), config),
+            bus,
+            monkeypatch,
+            kind,
+            at_step_2,
+        )
+        await trainer(bus, tmp_path, RecordingLearner(tmp_path), config).run()
+    events = await log(bus)
+    taken = [e.data.step for e in events if isinstance(e.data, StepFinished)]
+    assert taken == list(range(1, steps + 1))
+    assert sorted(RunState.of(events).evaluations) == list(range(0, steps + 1, 2))
+
+
+@pytest.mark.parametrize("checkpoint_every", [2, 3])
+async def test_an_interrupted_evaluation_is_finished_with_the_same_weights(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_every: int
+) -> None:
+    config = CONFIG.model_copy(update={"checkpoint_every": checkpoint_every})
+    of_evaluation_0, of_steps = config.evaluate_tasks, 2 * config.groups_per_step
+    async with working(bus):
+        first_of_step_2 = of_evaluation_0 + of_steps + 1
+        await run_until_killed(
+            trainer(bus, tmp_path, RecordingLearner(tmp_path), config),
+            bus,
+            monkeypatch,
+            GroupCompleted,
+            first_of_step_2,
+        )
+        await trainer(bus, tmp_path, RecordingLearner(tmp_path), config).run()
+    state = RunState.of(await log(bus))
+    assert sorted(state.evaluations) == [0, 2, 4]
+    for step, evaluation in state.evaluations.items():
+        assert len(evaluation.groups) == config.evaluate_tasks
+        assert await versions_of(bus, state, evaluation.groups) == {step}
+    evaluated = [name for e in state.evaluations.values() for name in e.groups]
+    requested = [n for n, g in state.groups.items() if g.requested.purpose == "evaluate"]
+    assert evaluated == requested  # nothing asked for twice, nothing left over
+
+
+async def test_groups_of_an_interrupted_evaluation_serve_no_other_one(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with working(bus):
+        first_of_step_2 = CONFIG.evaluate_tasks + 2 * CONFIG.groups_per_step + 1
+        await run_until_killed(
+            trainer(bus, tmp_path, RecordingLearner(tmp_path)),
+            bus,
+            monkeypatch,
+            GroupCompleted,
+            first_of_step_2,
+        )
+        config = CONFIG.model_copy(update={"evaluate_every": 3})  # step 2 is not evaluated now
+        await trainer(bus, tmp_path, RecordingLearner(tmp_path), config).run()
+    state = RunState.of(await log(bus))
+    assert sorted(state.evaluations) == [0, 3, 4]
+    for step, evaluation in state.evaluations.items():
+        assert await versions_of(bus, state, evaluation.groups) == {step}
+
+
+async def versions_of(bus: Bus, state: RunState, groups: Sequence[str]) -> set[int]:
+    """Versions that the groups' episodes were sampled with."""
+    episodes = [e for g in groups if (done := state.groups[g].completed) for e in done.episodes]
+    return {
+        span.version
+        for episode in episodes
+        for event in await read_all(bus, episode_log(episode))
+        if isinstance(event.data, ModelCompleted)
+        for span in event.data.version_spans
+    }
 
 
 async def test_a_loss_that_is_not_finite_ends_the_run_with_the_reason_and_can_be_resumed(
