@@ -124,13 +124,16 @@ class RunState:
 
     def waiting(self) -> list[str]:
         """Completed training groups that no batch has used, oldest first."""
+        return [name for name, group in self.untrained() if group.completed is not None]
+
+    def untrained(self) -> list[tuple[str, Group]]:
+        """Training groups that a batch may still use, completed or not, oldest first."""
         used = {group for batch in self.batches.values() for group in batch.group_ids}
         return [
-            name
+            (name, group)
             for name, group in self.groups.items()
-            if group.completed is not None
-            and group.completed.episodes
-            and group.requested.purpose == "train"
+            if group.requested.purpose == "train"
+            and (group.completed is None or group.completed.episodes)
             and name not in used
         ]
 

@@ -208,12 +208,27 @@ class Trainer:
         """Wait for the step's groups, oldest first, and record which they are before they are used."""
         size = self._config.groups_per_step
         await self._admit()
-        while len(self._state.waiting()) < size:
+        while len(self._state.waiting()) < size or self._must_wait(step):
             await self._change()
             await self._admit()
         await self._append(
             BatchFormed(step=step, group_ids=tuple(self._state.waiting()[:size])), version=step - 1
         )
+
+    def _must_wait(self, step: int) -> bool:
+        """Whether a batch of the groups completed by now would leave one behind that then gets too old.
+
+        What was requested at version v is used by step v + 1 + max_staleness at the latest, and each step until then uses
+        no more than its number of groups.
+        """
+        size, staleness = self._config.groups_per_step, self._config.max_staleness
+        batch = self._state.waiting()[:size]
+        left = [group for name, group in self._state.untrained() if name not in batch]
+        for last in range(step, step + staleness + 1):
+            due = [g for g in left if g.version is not None and g.version + 1 + staleness <= last]
+            if len(due) > (last - step) * size and any(g.completed is None for g in due):
+                return True
+        return False
 
     async def _admit(self) -> None:
         """Request as many groups as the staleness bound allows. One that lost every episode doesn't count."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -109,6 +110,48 @@ async def test_asynchronous_training_stays_within_its_bound(bus: Bus, tmp_path: 
     async with working(bus):
         await trainer(bus, tmp_path, learner, CONFIG.model_copy(update={"max_staleness": 2})).run()
     assert max(learner.staleness) in (1, 2)
+
+
+@pytest.mark.parametrize("slow", [1, 2, 3])
+async def test_a_batch_waits_for_slow_groups_that_would_get_too_old(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: int
+) -> None:
+    """Even for more of them than a later batch has room for."""
+
+    class Steady(RecordingLearner):
+        def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> dict[str, float]:
+            time.sleep(0.1)  # until then, all that was requested has been sampled
+            return super().step(rows, policy_version=policy_version)
+
+    config = CONFIG.model_copy(update={"max_staleness": 2, "steps": 5})
+    learner = Steady(tmp_path)
+    held = list[Event]()
+    send_mail = bus.send_mail
+
+    async def hold(to: str, event: Event) -> None:
+        """The end of training groups 4 ... is told only when nothing else is left to do."""
+        number = int((event.group_id or "").rpartition(".g")[2]) - config.evaluate_tasks
+        if 4 <= number < 4 + slow:
+            held.append(event)
+        else:
+            await send_mail(to, event)
+
+    async def release() -> None:
+        while True:
+            before = len(await log(bus))
+            await anyio.sleep(0.3)
+            if before == len(await log(bus)):
+                for event in held:
+                    await send_mail(run_log("r"), event)
+                held.clear()
+
+    monkeypatch.setattr(bus, "send_mail", hold)
+    async with working(bus), anyio.create_task_group() as releasing:
+        releasing.start_soon(release)
+        await trainer(bus, tmp_path, learner, config).run()
+        releasing.cancel_scope.cancel()
+    assert sorted(RunState.of(await log(bus)).steps) == [1, 2, 3, 4, 5]
+    assert max(learner.staleness) <= 2
 
 
 async def test_a_failed_episode_is_tried_again_and_only_the_last_attempt_counts(
