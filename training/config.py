@@ -38,7 +38,9 @@ class TrainConfig(Data):
     episode_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds that an episode may run; its wait for a worker and the time in which a run is interrupted don't count."""
     stall_timeout_s: float = Field(default=900.0, gt=0)
-    """Seconds without news in the run's log after which the run stops with an error."""
+    """Seconds without news in the run's log after which the run stops with an error; after half of them it queues
+    unfinished episodes again.
+    """
     evaluate_every: int = Field(default=5, ge=1)
     """Steps between evaluations on held-out tasks; there is one before the first step and one after the last."""
     evaluate_tasks: int = Field(default=32, ge=1)

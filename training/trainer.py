@@ -381,16 +381,20 @@ class Trainer:
                 )
             )
 
-    async def _requeue_unfinished(self) -> None:
-        """After a resume: what the log wants and perhaps no queue holds. An episode counts once, however often queued.
+    async def _requeue_unfinished(self, *, begun_too: bool = False) -> None:
+        """What the log wants and perhaps no queue holds. An episode counts once, however often queued.
 
-        One that has begun is in the queue until its end is told.
+        One that has begun is in the queue until its end is told, unless the queue has lost it.
         """
         for name, group in list(self._state.groups.items()):
             for index in set(range(group.requested.size)) - group.finished.keys():
                 attempt = group.attempts.get(index, 0) + 1
                 begun = await self._bus.last_seq(episode_log(episode_name(name, index, attempt)))
-                if group.completed is None and attempt <= self._config.attempts and not begun:
+                if (
+                    group.completed is None
+                    and attempt <= self._config.attempts
+                    and (begun_too or not begun)
+                ):
                     await self._queue_episode(group, index, attempt=attempt)
             await self._complete(group)
 
@@ -488,18 +492,26 @@ class Trainer:
             for seq, event in enumerate(events, last - len(events) + 1):
                 self._state.add(event.at(seq))
             self._events = last
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+        if events:
+            changed, self._changed = self._changed, anyio.Event()
+            changed.set()
 
     async def _change(self) -> None:
-        """Wait until the log has grown.
+        """Wait until the log has grown; half-way through its patience, ask for what is missing once more.
 
         Raises:
             TrainingError: nothing has happened for `stall_timeout_s`.
         """
-        patience = self._config.stall_timeout_s
-        with anyio.move_on_after(patience):
-            await self._changed.wait()
+        patience, changed = self._config.stall_timeout_s, self._changed
+        with anyio.move_on_after(patience / 2):
+            await changed.wait()
+            return
+        logger.warning(
+            "no episode has ended for %g s: queueing every unfinished one again", patience / 2
+        )
+        await self._requeue_unfinished(begun_too=True)
+        with anyio.move_on_after(patience / 2):
+            await changed.wait()
             return
         backlog = await self._bus.backlog(EPISODES_QUEUE)
         raise TrainingError(

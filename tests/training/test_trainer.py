@@ -15,6 +15,7 @@ from aworld_runtime.bus.base import Mail, read_all
 from aworld_runtime.errors import NonFiniteLossError, StaleSampleError, TrainingError
 from aworld_runtime.events import (
     CheckpointSaved,
+    EpisodeClaimed,
     EpisodeFinished,
     EpisodeTakenOver,
     Event,
@@ -385,6 +386,55 @@ async def test_mail_about_an_episode_that_nobody_asked_for_is_ignored_with_a_war
 async def test_a_log_with_the_end_of_an_unknown_episode_can_be_read() -> None:
     stray = Event.of(EpisodeFinished(), source="somebody/1", episode_id="r.g00099.0.1")
     assert RunState.of([stray]) == RunState()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_an_episode_that_the_queue_lost_is_queued_again(
+    bus: Bus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    begun: bool,
+) -> None:
+    lost, put = "r.g00003.1.1", bus.put
+    queued = list[str | None]()
+
+    async def lose(queue: str, event: Event) -> None:
+        queued.append(event.episode_id)
+        if queued.count(lost) != 1 or event.episode_id != lost:
+            await put(queue, event)
+        elif begun:
+            claimed = Event.of(EpisodeClaimed(worker="dead"), source="worker/dead")
+            await bus.append(episode_log(lost), 0, [event, claimed])
+
+    monkeypatch.setattr(bus, "put", lose)
+    async with working(bus):
+        config = CONFIG.model_copy(update={"stall_timeout_s": 2})
+        await trainer(bus, tmp_path, RecordingLearner(tmp_path), config).run()
+    state = RunState.of(await log(bus))
+    assert state.finished is not None
+    assert state.groups["r.g00003"].finished[1] == lost
+    assert queued.count(lost) >= 2
+    assert "queueing every unfinished one again" in caplog.text
+
+
+async def test_an_episode_queued_again_while_it_runs_counts_once(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_mail, told = bus.send_mail, list[str | None]()
+
+    async def late(to: str, event: Event) -> None:
+        told.append(event.episode_id)
+        if len(told) <= 2:
+            await anyio.sleep(1.2)
+        await send_mail(to, event)
+
+    monkeypatch.setattr(bus, "send_mail", late)
+    async with working(bus):
+        config = CONFIG.model_copy(update={"stall_timeout_s": 2})
+        await trainer(bus, tmp_path, RecordingLearner(tmp_path), config).run()
+    ended = [e.episode_id for e in await log(bus) if isinstance(e.data, EpisodeFinished)]
+    assert len(ended) == len(set(ended)) < len(told)
 
 
 async def test_a_run_without_workers_stops_with_a_message(bus: Bus, tmp_path: Path) -> None:
