@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from enum import IntEnum
 from pathlib import Path
 
@@ -120,7 +120,12 @@ class SamplerPublisher:
         self._sampler = sampler
 
     async def publish(self, version: int) -> Sequence[str]:
-        with anyio.fail_after(SAMPLER_PATIENCE_S):
+        """Put the learner's weights in force.
+
+        Raises:
+            TrainingError: the sampler stays away.
+        """
+        with self._patience():
             while True:
                 try:
                     await self._sampler.publish(self._learner.named_weights(), version=version)
@@ -131,8 +136,12 @@ class SamplerPublisher:
                     return [self._sampler.url]
 
     async def wait_until_ready(self) -> None:
-        """Until the sampler answers; it starts while the learner does."""
-        with anyio.fail_after(SAMPLER_PATIENCE_S):
+        """Until the sampler answers; it starts while the learner does.
+
+        Raises:
+            TrainingError: it doesn't.
+        """
+        with self._patience():
             while not await self.versions():  # noqa: ASYNC110 - it is another process
                 await anyio.sleep(0.5)
 
@@ -141,6 +150,15 @@ class SamplerPublisher:
             return [(await self._sampler.policy_state()).version]
         except SamplerError:
             return []
+
+    @contextmanager
+    def _patience(self) -> Generator[None]:
+        with anyio.move_on_after(SAMPLER_PATIENCE_S) as waiting:
+            yield
+        if waiting.cancelled_caught:
+            raise TrainingError(
+                f"the sampler at {self._sampler.url} has been away for {SAMPLER_PATIENCE_S:g} s; its log: {self._sampler.log}"
+            )
 
 
 async def train(folder: RunFolder, learner: Learner) -> None:
