@@ -21,6 +21,7 @@ from pydantic import JsonValue, ValidationError
 from aworld_runtime.errors import ConfigError, NotFoundError
 from aworld_runtime.messages import Data
 from aworld_runtime.training.config import TrainConfig
+from aworld_runtime.urls import shown
 
 GIT_DEADLINE_S = 10
 
@@ -68,8 +69,8 @@ class RunFolder:
             folder.log.mkdir(parents=True)
         except OSError as error:
             raise ConfigError(f"out={path}: can't be made: {error}") from error
-        folder._config_file.write_text(
-            yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+        _write_secret(
+            folder._config_file, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
         )
         folder._provenance_file.write_text(json.dumps(provenance(wiring_id, argv), indent=2) + "\n")
         return folder
@@ -128,7 +129,7 @@ class RunFolder:
 
     @wiring.setter
     def wiring(self, wiring: Wiring) -> None:
-        self._wiring_file.write_text(wiring.model_dump_json(indent=2) + "\n")
+        _write_secret(self._wiring_file, wiring.model_dump_json(indent=2) + "\n")
 
     @property
     def _config_file(self) -> Path:
@@ -150,7 +151,7 @@ def provenance(run_id: str, argv: Sequence[str]) -> dict[str, JsonValue]:
     diff = _git(source, "diff", "HEAD")
     return {
         "run_id": run_id,
-        "command": list(argv),
+        "command": [shown(word) for word in argv],
         "commit": _git(source, "rev-parse", "HEAD") or None,
         "diff": diff,
         "packages": list[JsonValue](packages),
@@ -160,6 +161,14 @@ def provenance(run_id: str, argv: Sequence[str]) -> dict[str, JsonValue]:
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
     }
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """Whole or not at all, and for this user alone: URLs of servers hold passwords."""
+    new = path.with_name(f".{path.name}.new")
+    new.touch(mode=0o600)
+    new.write_text(text)
+    new.replace(path)
 
 
 def _git(folder: Path, *arguments: str) -> str:
