@@ -3,7 +3,8 @@
     launcher ─┬─ private bus server      (unless --bus)            restarted with its data
               ├─ sampler                                           restarted; waits for the trainer's weights
               ├─ workers 1 … N           (unless external)         restarted; their episodes are taken over
-              ├─ learner ranks 0 … R-1   (rank 0 is the trainer)   restarted together, from checkpoint and log
+              ├─ learner ranks 0 … R-1   (rank 0 is the trainer)   restarted together, from checkpoint and log;
+              │                                                    ends when it has written how the run ended
               ├─ archiver (bus ─▶ store)
               └─ progress, read off the run's log
 
@@ -13,9 +14,11 @@ Every child ends with this process, whatever ends it. Nothing is kept in memory 
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Literal
@@ -23,18 +26,18 @@ from typing import Literal
 import anyio
 from anyio.abc import TaskGroup
 
-from aworld_runtime.bus.base import Bus, NodeInfo
+from aworld_runtime.bus.base import Bus, NodeInfo, read_all
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.config import Settings
-from aworld_runtime.errors import SamplerError, TrainingError
+from aworld_runtime.errors import AWorldError, SamplerError, TrainingError
 from aworld_runtime.events import Event, NodeJoined, NodeLeft, RunFinished, utc_now
 from aworld_runtime.names import run_log
 from aworld_runtime.nodes.archiver import Archiver
-from aworld_runtime.processes import ChildProcess, spawn
+from aworld_runtime.processes import ChildProcess, free_port, spawn
 from aworld_runtime.store.open import open_store
 from aworld_runtime.training.run_folder import RunFolder, Wiring
-from aworld_runtime.training.sampler.base import SamplerProcess, free_port
+from aworld_runtime.training.sampler.base import SamplerProcess
 from aworld_runtime.training.sampler.of_run import sampler_of_run
 
 logger = logging.getLogger(__name__)
@@ -48,6 +51,10 @@ LAST_WORDS = 12
 """Lines of a log."""
 ANNOUNCE_EVERY_S = 1.0
 DRAIN_S = 60.0
+DRAIN_FAILED_S = 10.0
+"""For the end of a run that has stopped."""
+DRAIN_INTERRUPTED_S = 1.5
+"""On Ctrl-C, when somebody waits; a resume archives the rest."""
 
 Say = Callable[[str], None]
 Follow = Callable[[Event], None]
@@ -58,6 +65,7 @@ class Launcher:
 
     def __init__(self, folder: RunFolder, *, code_version: str, say: Say, follow: Follow) -> None:
         self._folder = folder
+        self._run_id = folder.run_id
         self._config = folder.config
         self._version = code_version
         self._say = say
@@ -81,14 +89,21 @@ class Launcher:
             )
             process = self._wire(url, model, sampler, resumed=resumed)
             archiver = await stack.enter_async_context(Archiver(bus, store))
-            past = await bus.last_seq(run_log(self._folder.run_id))
-            async with anyio.create_task_group() as parts:
-                if self._server is not None:
-                    parts.start_soon(self._keep_bus, self._server)
-                self._start_parts(parts, bus, url)
-                parts.start_soon(self._keep_sampler, bus, process, resumed)
-                await self._watch(bus, past)
-                parts.cancel_scope.cancel()
+            past = await bus.last_seq(run_log(self._run_id))
+            try:
+                async with anyio.create_task_group() as parts:
+                    if self._server is not None:
+                        parts.start_soon(self._keep_bus, self._server)
+                    await self._announce_itself(parts, bus)
+                    self._start_workers(parts, bus, url)
+                    parts.start_soon(self._keep_learner, bus, past)
+                    parts.start_soon(self._keep_sampler, bus, process, resumed)
+                    await self._watch(bus, past)
+                    parts.cancel_scope.cancel()
+            except BaseException as error:
+                failed = isinstance(error, Exception)
+                await _archive_what_is(archiver, DRAIN_FAILED_S if failed else DRAIN_INTERRUPTED_S)
+                raise
             self._say("writing the last events to the store")
             await archiver.drain(DRAIN_S)
 
@@ -102,10 +117,10 @@ class Launcher:
             else self._config.sampler_port or free_port()
         )
         self._folder.wiring = Wiring(
-            run_id=self._folder.run_id,
+            run_id=self._run_id,
             code_version=self._version,
             bus=bus,
-            model=str(model),
+            model=str(model.absolute()),
             sampler=sampler,
             sampler_port=port,
         )
@@ -119,22 +134,32 @@ class Launcher:
         self._say(f"event bus: private server at {server.url}")
         return server.url
 
-    def _start_parts(self, parts: TaskGroup, bus: Bus, url: str) -> None:
+    async def _announce_itself(self, parts: TaskGroup, bus: Bus) -> None:
+        """Before any worker joins: those of other code are refused by it."""
+        node = NodeInfo(
+            name=f"launcher/{self._run_id}",
+            kind="launcher",
+            version=self._version,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            since=utc_now(),
+        )
+        await bus.announce(node)
+        parts.start_soon(_announce, bus, node)
+
+    def _start_workers(self, parts: TaskGroup, bus: Bus, url: str) -> None:
         config = self._config
-        if not config.external_workers:
-            self._say(f"workers: {config.worker_num} processes of {config.slots} episodes each")
-            for number in range(1, config.worker_num + 1):
-                name = f"w{number}"
-                argv = [
-                    *(sys.executable, "-m", "aworld_runtime.cli", "worker", "--bus", url),
-                    *("--name", name, "--slots", str(config.slots)),
-                ]
-                parts.start_soon(self._keep_worker, bus, name, argv)
-        parts.start_soon(self._keep_learner, bus)
+        if config.external_workers:
+            return
+        self._say(f"workers: {config.worker_num} processes of {config.slots} episodes each")
+        for number in range(1, config.worker_num + 1):
+            parts.start_soon(self._keep_worker, bus, url, number)
 
     # --- children --------------------------------------------------------------------------------------------------
 
-    async def _spawn(self, argv: list[str], name: str) -> ChildProcess:
+    async def _spawn(
+        self, argv: list[str], name: str, env: Mapping[str, str | None]
+    ) -> ChildProcess:
         # Threads that wait for one another must not spin, for all of these share the cores; and what
         # the learner frees must not stay behind in an arena of each thread (2 GB after ten steps).
         return await spawn(
@@ -145,6 +170,7 @@ class Launcher:
                 "TOKENIZERS_PARALLELISM": "false",
                 "OMP_WAIT_POLICY": "PASSIVE",
                 "MALLOC_ARENA_MAX": "2",
+                **env,
             },
         )
 
@@ -152,26 +178,38 @@ class Launcher:
         """Several ranks run under torchrun, which ends all of them when one dies."""
         ranks = self._config.learner_ranks
         run = ["-m", "aworld_runtime.training.rank", str(self._folder.path)]
+        # One rank is alone, also where we are ourselves a process of torchrun's.
+        env: dict[str, str | None] = {"RANK": None, "WORLD_SIZE": None}
         if ranks > 1:
             torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
             run = [*torchrun, *run]
-        return await self._spawn([sys.executable, *run], "learner")
+        return await self._spawn([sys.executable, *run], "learner", env)
 
-    async def _keep_worker(self, bus: Bus, name: str, argv: list[str]) -> None:
-        """Run it, and run it again when it dies."""
-        losses = Losses(f"worker {name}")
+    async def _keep_worker(self, bus: Bus, url: str, number: int) -> None:
+        """Run it, and run it again when it dies. Its name is its own among the workers of all runs on the bus."""
+        name = f"{self._run_id.rpartition('-')[2]}-w{number}"
+        argv = [
+            *(sys.executable, "-m", "aworld_runtime.cli", "worker"),
+            *("--name", name, "--slots", str(self._config.slots)),
+        ]
+        losses = Losses(f"worker {name}", f"worker/{name}")
         while True:
-            child = await self._spawn(argv, name)
+            # The URL may hold a password, and everybody can read a command line.
+            child = await self._spawn(argv, f"w{number}", {"AWORLD_BUS": url})
             try:
-                await self._note(bus, NodeJoined(node=f"worker/{name}", kind="worker"))
+                await self._note(bus, NodeJoined(node=losses.node, kind="worker"))
                 await child.wait()
             finally:
                 await child.stop(grace=STOP_GRACE_S)
             await self._lost(bus, losses, child.returncode, child.log_tail(LAST_WORDS))
 
-    async def _keep_learner(self, bus: Bus) -> None:
-        """Run its ranks, and run all of them again when one dies, until they have ended the run."""
-        losses = Losses("learner")
+    async def _keep_learner(self, bus: Bus, past: int) -> None:
+        """Run its ranks, and run all of them again when one dies, until they have ended the run.
+
+        Raises:
+            TrainingError: they ended, and the run's log doesn't say how it ended: nobody would write it any more.
+        """
+        losses = Losses("learner", f"learner/{self._run_id}")
         while True:
             child = await self._spawn_learner()
             try:
@@ -179,12 +217,17 @@ class Launcher:
             finally:
                 await child.stop(grace=STOP_GRACE_S)
             if code == 0:
+                news = await read_all(bus, run_log(self._run_id), past + 1)
+                if not any(isinstance(event.data, RunFinished) for event in news):
+                    raise TrainingError(
+                        f"the learner ended without ending the run; the end of {child.log}:\n{child.log_tail(LAST_WORDS)}"
+                    )
                 return
             await self._lost(bus, losses, code, child.log_tail(LAST_WORDS))
 
     async def _keep_sampler(self, bus: Bus, sampler: SamplerProcess, resumed: bool) -> None:
         """Run it, and run it again when it dies; what has never run is not tried again."""
-        losses = Losses("sampler")
+        losses = Losses("sampler", f"sampler/{self._run_id}")
         ran = False
         while True:
             self._say(f"sampler: {sampler.kind} starting (log: {sampler.log})")
@@ -194,7 +237,7 @@ class Launcher:
                 self._say(f"sampler: {sampler.kind} at {sampler.url}")
                 ran = True
                 async with anyio.create_task_group() as beside:
-                    beside.start_soon(self._announce, bus, sampler)
+                    beside.start_soon(_announce, bus, self._node_of(sampler))
                     await sampler.wait()
                     beside.cancel_scope.cancel()
             except SamplerError as error:
@@ -206,7 +249,7 @@ class Launcher:
             await self._lost(bus, losses, sampler.returncode, why)
 
     async def _keep_bus(self, server: PrivateServer) -> None:
-        losses = Losses("event bus")
+        losses = Losses("event bus", f"bus/{self._run_id}")
         while (process := server.process) is not None:
             code = await process.wait()
             losses.add(process.log_tail(LAST_WORDS))
@@ -218,30 +261,26 @@ class Launcher:
         self._say(f"{losses.what} died (exit code {code}); starting it again")
         if last_words:
             logger.warning("%s, last words:\n%s", losses.what, last_words)
-        await self._note(bus, NodeLeft(node=losses.what, reason=f"exit code {code}"))
+        await self._note(bus, NodeLeft(node=losses.node, reason=f"exit code {code}"))
         await anyio.sleep(RESTART_AFTER_S)
 
     # --- bus -------------------------------------------------------------------------------------------------------
 
     async def _note(self, bus: Bus, data: NodeJoined | NodeLeft) -> None:
         """Into the run's log, by way of its owner."""
-        run_id = self._folder.run_id
+        run_id = self._run_id
         event = Event.of(data, source=f"launcher/{run_id}", run_id=run_id)
         await bus.send_mail(run_log(run_id), event)
 
-    async def _announce(self, bus: Bus, sampler: SamplerProcess) -> None:
-        since = utc_now()
-        while True:
-            node = NodeInfo(
-                name=f"sampler/{self._folder.run_id}",
-                kind="sampler",
-                version=self._version,
-                url=sampler.url,
-                pid=sampler.pid or 0,
-                since=since,
-            )
-            await bus.announce(node)
-            await anyio.sleep(ANNOUNCE_EVERY_S)
+    def _node_of(self, sampler: SamplerProcess) -> NodeInfo:
+        return NodeInfo(
+            name=f"sampler/{self._run_id}",
+            kind="sampler",
+            version=self._version,
+            url=sampler.url,
+            pid=sampler.pid or 0,
+            since=utc_now(),
+        )
 
     async def _watch(self, bus: Bus, past: int) -> None:
         """Show the run's events until it is finished; an end among the `past` ones has been resumed from.
@@ -249,7 +288,7 @@ class Launcher:
         Raises:
             TrainingError: the trainer has stopped it.
         """
-        async with bus.tail(run_log(self._folder.run_id)) as events:
+        async with bus.tail(run_log(self._run_id)) as events:
             async for event in events:
                 self._follow(event)
                 if isinstance(event.data, RunFinished) and event.seq > past:
@@ -258,11 +297,28 @@ class Launcher:
                     return
 
 
+async def _announce(bus: Bus, node: NodeInfo) -> None:
+    while True:
+        await bus.announce(node)
+        await anyio.sleep(ANNOUNCE_EVERY_S)
+
+
+async def _archive_what_is(archiver: Archiver, seconds: float) -> None:
+    """After an error, which is what the user must see: not why this fails too."""
+    with anyio.move_on_after(seconds + 1, shield=True):
+        try:
+            await archiver.drain(seconds)
+        except AWorldError as error:
+            logger.warning("the run's last events are not in the store yet: %s", error)
+
+
 class Losses:
     """How often a part has died without a calm time between."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, node: str) -> None:
         self.what = what
+        self.node = node
+        """What the run's log calls it."""
         self._times: list[float] = []
 
     def add(self, last_words: str) -> None:

@@ -6,20 +6,27 @@ import sys
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, TextIO
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import anyio
 from anyio.to_thread import run_sync as run_sync_in_thread
 
 from aworld_runtime.bus.open import open_bus
-from aworld_runtime.cli.shared import shown
 from aworld_runtime.config import Settings
-from aworld_runtime.errors import BusUnavailableError, ConfigError, StoreError, first_error
+from aworld_runtime.errors import (
+    BusUnavailableError,
+    ConfigError,
+    StoreError,
+    UsageError,
+    first_error,
+)
 from aworld_runtime.events import utc_now
+from aworld_runtime.nodes.environment import load_environment
 from aworld_runtime.nodes.node import load_program
 from aworld_runtime.processes import port_is_free
 from aworld_runtime.runtime import run_sync
 from aworld_runtime.store.open import open_store
+from aworld_runtime.store.sqlite import path_of
 from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.training.config_file import load_config
 from aworld_runtime.training.launcher import Launcher
@@ -29,6 +36,7 @@ from aworld_runtime.training.sampler import choose_sampler
 from aworld_runtime.training.smollm2 import resolve_model
 from aworld_runtime.training.summary import RunSummary, write_results
 from aworld_runtime.training.task import find_task
+from aworld_runtime.urls import shown
 from aworld_runtime.version import code_version
 
 REACH_S = 3.0
@@ -74,8 +82,8 @@ def resume_run(path: Path, out: TextIO = sys.stdout) -> RunSummary:
 async def _train_new(config: TrainConfig, out: TextIO = sys.stdout) -> RunSummary:
     """Check everything that can be wrong before anything is made."""
     progress = Progress(config.steps, out)
-    task = find_task(config.task)
-    load_program(config.program or task.program, {}, {})
+    config = with_store(config)
+    _check_task(config)
     _, which = choose_sampler(config.sampler)
     _check_ports(config)
     await _reach(config)
@@ -91,6 +99,7 @@ async def _resume(folder: RunFolder, out: TextIO = sys.stdout) -> RunSummary:
     config = folder.config
     progress = Progress(config.steps, out)
     progress.say(f"run {folder.run_id} goes on in {folder.path}")
+    _check_task(config)
     await _reach(config)
     if not folder.started:
         model = await run_sync_in_thread(lambda: resolve_model(config.model, report=progress.say))
@@ -109,14 +118,40 @@ async def _train(
     try:
         with folder.held(), progress:
             await launcher.run(model=model, sampler=kind.kind, resumed=resumed)
-    except BaseExceptionGroup as group:
-        raise first_error(group) from None
-    finally:
-        if sys.exc_info()[0] is not None:
+    except BaseException as stopped:
+        error = first_error(stopped)
+        if not isinstance(error, UsageError):
             progress.say(f"nothing is lost: continue with aworld train --resume {folder.path}")
+        if error is stopped:
+            raise
+        raise error from None
     summary = await write_results(folder, config.store or Settings.from_env().store)
     progress.say(f"report: {folder.report}")
     return summary
+
+
+def _check_task(config: TrainConfig) -> None:
+    """What the workers and the trainer will load must be there, and fit together.
+
+    Raises:
+        UsageError: it isn't, or doesn't.
+    """
+    task = find_task(config.task)
+    load_environment(task.environment)
+    reference = config.program or task.program
+    roles = {node.role for node in load_program(reference, {}, {}).nodes}
+    if missing := [role for role in task.roles if role not in roles]:
+        raise ConfigError(
+            f"task={config.task!r} trains {', '.join(missing)}, but {reference!r} has only {', '.join(sorted(roles))}"
+        )
+
+
+def with_store(config: TrainConfig) -> TrainConfig:
+    """The same with its store named, so that it is this one from whatever folder the run is resumed."""
+    url = config.store or Settings.from_env().store
+    if urlsplit(url).scheme == "sqlite":
+        url = f"sqlite:///{quote(str(path_of(url).absolute()))}"
+    return config.model_copy(update={"store": url})
 
 
 def _check_ports(config: TrainConfig) -> None:

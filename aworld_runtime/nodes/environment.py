@@ -8,6 +8,7 @@ from typing import cast
 from pydantic import JsonValue
 
 from aworld_runtime.environments.base import Environment, Reward
+from aworld_runtime.errors import UnknownProgramError
 from aworld_runtime.events import EpisodeAnswered, EpisodeFinished, Event, RewardGiven
 from aworld_runtime.nodes.context import Context
 from aworld_runtime.nodes.node import load
@@ -42,7 +43,18 @@ def load_environment(reference: str) -> Environment:
     """The environment that `module:attribute` names; a class is called without arguments.
 
     Raises:
-        UnknownProgramError: it can't be imported.
+        UnknownProgramError: it can't be imported or made, or can't score.
     """
     found = load(reference)
-    return cast("Environment", found() if isinstance(found, type) else found)
+    if isinstance(found, type):
+        try:
+            found = cast("type[object]", found)()
+        except Exception as error:  # the boundary: user code
+            raise UnknownProgramError(
+                f"environment {reference!r} failed with {type(error).__name__}: {error}"
+            ) from error
+    if not hasattr(found, "score"):
+        raise UnknownProgramError(
+            f"{reference!r} is a {type(found).__name__}; expected an environment, with tasks() and score()"
+        )
+    return cast("Environment", found)

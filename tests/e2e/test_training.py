@@ -17,6 +17,9 @@ import anyio
 import pytest
 
 from aworld_runtime.bus.server import PrivateServer
+from aworld_runtime.training.config import TrainConfig
+from aworld_runtime.training.run_folder import RunFolder
+from aworld_runtime.training.train import with_store
 from tests.e2e.conftest import NewRun
 from tests.e2e.training_run import TrainingRun, training_run
 from tests.services import mongo_server, with_database
@@ -76,6 +79,20 @@ def test_its_folder_holds_the_files_of_the_design(finished: Finished) -> None:
     assert (folder / "report.html").read_text().startswith("<!")
 
 
+def test_only_its_owner_can_read_where_its_servers_are(finished: Finished) -> None:
+    modes = {
+        name: (finished.run.path / name).stat().st_mode for name in ("config.yaml", "wiring.json")
+    }
+    assert {name: mode & 0o777 for name, mode in modes.items()} == dict.fromkeys(modes, 0o600)
+
+
+def test_its_store_is_the_same_from_everywhere(new_run: NewRun) -> None:
+    config = TrainConfig(store="sqlite:///here/a%20b.db")
+    folder = RunFolder.create(new_run().path, with_store(config), "r", ["redis://:secret@host"])
+    assert folder.config.store == f"sqlite:///{Path.cwd()}/here/a%20b.db"
+    assert folder.provenance["command"] == ["redis://:***@host"]
+
+
 def test_its_model_loads_in_transformers_and_has_learned(
     finished: Finished, tiny_model: Path
 ) -> None:
@@ -91,7 +108,7 @@ def test_its_model_loads_in_transformers_and_has_learned(
 
 
 def test_its_nodes_were_on_the_bus(finished: Finished) -> None:
-    assert finished.kinds >= {"worker", "tool", "environment", "trainer", "sampler"}
+    assert finished.kinds >= {"worker", "tool", "environment", "trainer", "sampler", "launcher"}
 
 
 def test_its_counts_are_shown(finished: Finished) -> None:
@@ -152,6 +169,8 @@ def refusal(run: TrainingRun, *arguments: str) -> str:
     "arguments, message",
     [
         (["--task", "chess"], "known tasks: calculator"),
+        (["--task", "tests.e2e.vowels:NOWHERE"], "has no attribute 'Nowhere'"),
+        (["--task", "tests.e2e.vowels:MISCAST"], "trains critic, but 'tests.e2e.vowels:build' has"),
         (["--worker_num", "0"], "worker_num=0: Input should be greater than or equal to 1"),
         (["grup_size=8"], "unknown key 'grup_size'; known keys: attempts, "),
         (["learner.rate=1"], "unknown key 'learner.rate'; known keys: "),

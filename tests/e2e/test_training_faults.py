@@ -10,7 +10,7 @@ import pytest
 
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import read_all
-from aworld_runtime.events import EpisodeClaimed, EpisodeFinished
+from aworld_runtime.events import EpisodeClaimed, EpisodeFinished, RunFinished
 from aworld_runtime.names import episode_log
 from aworld_runtime.training.run_state import RunState, episode_name
 from tests.e2e.conftest import NewRun
@@ -64,20 +64,21 @@ async def in_flight(run: TrainingRun, bus: Bus) -> dict[str, str]:
 async def test_a_worker_killed_in_an_episode(new_run: NewRun) -> None:
     run = await begun(new_run())
     async with open_bus(run.wiring.bus) as bus:
-        [worker] = [node.pid for node in await bus.nodes() if node.name == "worker/w1"]
+        name = f"{run.folder.run_id.rpartition('-')[2]}-w1"
+        [worker] = [node.pid for node in await bus.nodes() if node.name == f"worker/{name}"]
 
         async def stopped_in_an_episode() -> bool:
             """Stopped, so that it can't end what it has before it is killed."""
             os.kill(worker, signal.SIGSTOP)
-            if "w1" in (await in_flight(run, bus)).values():
+            if name in (await in_flight(run, bus)).values():
                 return True
             os.kill(worker, signal.SIGCONT)
             return False
 
-        await wait_until(stopped_in_an_episode, 20, "an episode in the hands of worker w1")
+        await wait_until(stopped_in_an_episode, 20, f"an episode in the hands of worker {name}")
         os.kill(worker, signal.SIGKILL)
     await ends_well(run)
-    assert "worker w1 died (exit code -9)" in run.told()
+    assert f"worker {name} died (exit code -9)" in run.told()
     assert await run.takeovers() >= 1
 
 
@@ -116,6 +117,16 @@ async def test_what_would_fail_again_stops_the_run_with_its_reason(new_run: NewR
     assert await run.finish() == 1
     assert "training stopped: evaluation after step 0: no episode could be scored" in run.told()
     assert "died" not in run.told()
+    assert isinstance((await run.log())[-1].data, RunFinished)  # archived to its end
+    await run.no_process_left()
+
+
+async def test_a_learner_that_leaves_without_a_word_stops_the_run(new_run: NewRun) -> None:
+    run = new_run(task="tests.e2e.vowels:ELSEWHERE")
+    run.start()
+    assert await run.finish() == 1
+    assert "training stopped: the learner ended without ending the run" in run.told()
+    assert "no judge in this place" in run.told()
     await run.no_process_left()
 
 

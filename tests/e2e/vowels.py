@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from aworld_runtime.agents import Agent
@@ -44,6 +45,14 @@ class BrokenEnvironment(VowelsEnvironment):
         raise RuntimeError("no judge")
 
 
+class ElsewhereEnvironment(VowelsEnvironment):
+    """Can't be made in the learner's process."""
+
+    def __init__(self) -> None:
+        if sys.argv[0].endswith("rank.py"):
+            raise OSError("no judge in this place")
+
+
 def build() -> Agent:
     return Agent("solver", tools=["calculator"], max_turns=2)
 
@@ -56,3 +65,6 @@ VOWELS = TrainingTask(
     max_tokens=48,
 )
 BROKEN = VOWELS.model_copy(update={"environment": "tests.e2e.vowels:BrokenEnvironment"})
+ELSEWHERE = VOWELS.model_copy(update={"environment": "tests.e2e.vowels:ElsewhereEnvironment"})
+NOWHERE = VOWELS.model_copy(update={"environment": "tests.e2e.vowels:Nowhere"})
+MISCAST = VOWELS.model_copy(update={"roles": ("solver", "critic")})
