@@ -40,7 +40,7 @@ def _floats(value: Any) -> Any:
 
 def _pack(code: Literal["i", "f"]) -> PlainSerializer:
     def pack(values: tuple[int, ...] | tuple[float, ...]) -> str:
-        return base64.b64encode(array(code, values).tobytes()).decode("ascii")  # pyright: ignore[reportArgumentType]
+        return base64.b64encode(array(code, values).tobytes()).decode("ascii")
 
     return PlainSerializer(pack, return_type=str, when_used="json")
 

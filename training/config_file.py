@@ -67,7 +67,7 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: object) -> None:
 def _read(file: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     try:
         text = file.read_text()
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = cast("yaml.Node | None", yaml.compose(text, Loader=yaml.SafeLoader))
         tree = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"--config {file}: can't be read: {error.strerror}") from error
@@ -88,7 +88,7 @@ def _lines(
     node: yaml.Node | None, path: tuple[str, ...], lines: dict[tuple[str, ...], int]
 ) -> None:
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
+        for key, value in cast("list[tuple[yaml.Node, yaml.Node]]", node.value):
             here = (*path, str(key.value))
             lines[here] = key.start_mark.line + 1
             _lines(value, here, lines)
