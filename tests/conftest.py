@@ -1,5 +1,6 @@
 """What every test may use."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,12 @@ import pytest
 def anyio_backend() -> str:
     """redis-py and PyMongo's asynchronous clients are for asyncio alone."""
     return "asyncio"
+
+
+def pytest_configure() -> None:
+    """A shell's background job ignores Ctrl-C, and so would the processes that tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

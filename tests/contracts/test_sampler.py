@@ -18,6 +18,7 @@ import torch
 
 from aworld_runtime.errors import SamplerError
 from aworld_runtime.models.tokens import ChatTokenizer
+from aworld_runtime.runtime import run_sync
 from aworld_runtime.training.sampler import (
     PolicyState,
     SamplerProcess,
@@ -77,9 +78,9 @@ def sampler(
     kind, _ = choose_sampler(request.param, SETTINGS)
     log = tmp_path_factory.mktemp("sampler") / f"{request.param}.log"
     sampler = kind(model_folder, log=log, settings=SETTINGS)
-    anyio.run(sampler.start)
+    run_sync(sampler.start)
     yield sampler
-    anyio.run(sampler.stop)
+    run_sync(sampler.stop)
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import anyio
 import pytest
 
 from aworld_runtime.bus.server import PrivateServer
+from aworld_runtime.runtime import run_sync
 from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.training.run_folder import RunFolder
 from aworld_runtime.training.train import with_store
@@ -58,10 +58,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iter
     """One run for all tests that only look at what it left."""
     with training_run(tmp_path_factory.mktemp("training") / "run", tiny_model) as run:
         run.start()
-        anyio.run(run.until_told, "step 1/3")
+        run_sync(run.until_told, "step 1/3")
         nodes = run.command("nodes", "--bus", run.wiring.bus, "--json").stdout.splitlines()
         kinds = {json.loads(node)["kind"] for node in nodes}
-        yield Finished(run, anyio.run(run.finish), kinds)
+        yield Finished(run, run_sync(run.finish), kinds)
 
 
 async def test_a_run_ends_by_itself_with_each_episode_counted_once(finished: Finished) -> None:

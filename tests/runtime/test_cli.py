@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import anyio
 import pytest
 from anyio import to_thread
 
@@ -39,7 +38,7 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.messages import Task
 from aworld_runtime.names import run_log
-from aworld_runtime.runtime import Runtime
+from aworld_runtime.runtime import Runtime, run_sync
 from aworld_runtime.store.base import EpisodeRecord, RunRecord
 from aworld_runtime.store.open import open_store
 from aworld_runtime.version import code_version
@@ -228,7 +227,7 @@ def test_the_log_of_a_resumed_run_goes_on_after_its_first_end(aworld: Aworld) ->
             events = [Event.of(data, source="trainer/r", run_id="r") for data in story]
             await store.put_events(run_log("r"), [e.at(n) for n, e in enumerate(events, 1)])
 
-    anyio.run(write)
+    run_sync(write)
     shown = aworld("log", "r").stdout
     assert [line.split()[0] for line in shown.splitlines()] == ["1", "2", "3", "4"]
     assert aworld("log", "r", "--follow").stdout == shown

@@ -3,7 +3,6 @@
 import logging
 from typing import Any
 
-import anyio
 import pytest
 
 from aworld_runtime.config import Settings
@@ -18,6 +17,7 @@ from aworld_runtime.models.base import ChatModel, ModelRequest
 from aworld_runtime.models.client import LLMClient, ModelDefaults, from_spec
 from aworld_runtime.models.openai import OpenAIModel
 from aworld_runtime.models.policy import PolicyModel
+from aworld_runtime.runtime import run_sync
 from tests.engine import Answer, Engine, engine
 
 KEY = "sk-very-secret-0123456789"
@@ -193,8 +193,8 @@ def test_one_client_serves_one_event_loop_after_another() -> None:
             await model.complete(ask())
         await model.aclose()
 
-    anyio.run(run)
-    anyio.run(run)
+    run_sync(run)
+    run_sync(run)
 
 
 # --- names, defaults, specs ------------------------------------------------------------------------
