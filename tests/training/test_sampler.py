@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from aworld_runtime.errors import ConfigError, SamplerError
 from aworld_runtime.training.sampler import SamplerProcess, SamplerSettings, choose_sampler
@@ -108,6 +109,24 @@ async def test_a_sampler_stops_within_five_seconds(model_folder: Path, tmp_path:
         assert pid not in descendants(os.getpid())
         with pytest.raises(SamplerError, match="does not answer"):
             await sampler.health()
+
+
+async def test_a_server_started_anew_takes_weights_from_a_trainer_that_knew_its_forerunner(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "sampler.log"
+    server = TransformersSampler(model_folder, log=log)
+    settings = SamplerSettings(port=server.port, publish_deadline=15)
+    trainers = TransformersSampler(model_folder, log=log, settings=settings)
+    weights = list(AutoModelForCausalLM.from_pretrained(model_folder).named_parameters())
+    async with server:
+        await trainers.publish(weights, version=1)
+        os.kill(server.pid or 0, signal.SIGKILL)
+        await server.wait()
+        await server.start(hold=True)
+        assert (await trainers.policy_state()).version == -1
+        await trainers.publish(weights, version=1)
+        assert (await trainers.health()).version == 1
 
 
 def descendants(parent: int) -> dict[int, str]:

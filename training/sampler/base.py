@@ -94,6 +94,7 @@ class SamplerProcess(ABC):
         self.port = self.settings.port or free_port()
         self._process: ChildProcess | None = None
         self._leader: Leader | None = None
+        self._published = 0
 
     @abstractmethod
     def command(self) -> list[str]:
@@ -182,15 +183,19 @@ class SamplerProcess(ABC):
 
         tensors = transfer.describe(pairs, getattr(torch, self.settings.dtype))
         deadline = self.settings.publish_deadline
+        state = await self._call("GET", "/policy", deadline=HEALTH_DEADLINE)
+        if self._leader is not None and state["version"] < self._published:
+            # A server that was started anew: it would wait in vain for the others of its forerunner's group.
+            self._leader.close()
+            self._leader = None
         leader = self._leader
         if leader is None:
-            ranks = (await self._call("GET", "/policy", deadline=HEALTH_DEADLINE))["ranks"]
-            leader = transfer.Leader(host=HOST, size=ranks + 1, deadline=deadline)
+            leader = transfer.Leader(host=HOST, size=state["ranks"] + 1, deadline=deadline)
         order = {"version": version, "rendezvous": leader.rendezvous, "tensors": tensors}
         try:
             with anyio.fail_after(deadline):
                 await self._send(leader, pairs, tensors, order)
-            self._leader = leader
+            self._leader, self._published = leader, version
         except BaseException as error:
             self._leader = None
             leader.close()
