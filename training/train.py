@@ -67,7 +67,7 @@ def train(
 
 def start_run(config: TrainConfig, out: TextIO = sys.stdout) -> RunSummary:
     """A new run, its progress told to `out`."""
-    return anyio.run(_train_new, config, out)
+    return run_sync(_train_new, config, out)
 
 
 def resume_run(path: Path, out: TextIO = sys.stdout) -> RunSummary:
@@ -76,7 +76,7 @@ def resume_run(path: Path, out: TextIO = sys.stdout) -> RunSummary:
     Raises:
         NotFoundError: there is none.
     """
-    return anyio.run(_resume, RunFolder.open(path), out)
+    return run_sync(_resume, RunFolder.open(path), out)
 
 
 async def _train_new(config: TrainConfig, out: TextIO = sys.stdout) -> RunSummary:

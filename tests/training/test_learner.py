@@ -437,7 +437,12 @@ def run_ranks(
         subprocess.Popen(
             [sys.executable, str(script), str(rank), "2", str(folder), mode],
             stderr=subprocess.DEVNULL if mode == "die" else None,
-            env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"},
+            # As the launcher starts ranks: threads that spin would keep the cores from one another.
+            env={
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "PATH": "/usr/bin:/bin",
+                "OMP_WAIT_POLICY": "PASSIVE",
+            },
         )
         for rank in range(2)
     ]
@@ -446,6 +451,7 @@ def run_ranks(
     finally:
         for process in processes:
             process.kill()
+            process.wait()
 
 
 def repeated(row: TrainingRow, times: int) -> TrainingRow:
