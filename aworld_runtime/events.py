@@ -468,6 +468,21 @@ class Event(BaseModel):
             type=data.type, source=source, role=source.partition("/")[0], data=data, **metadata
         )
 
+    def caused(self, data: EventData, *, source: str, **metadata: Any) -> Event:
+        """An event that follows from this one: of the same run, task, group and episode, one hop further."""
+        return Event.of(
+            data,
+            source=source,
+            run_id=self.run_id,
+            task_id=self.task_id,
+            group_id=self.group_id,
+            episode_id=self.episode_id,
+            causation_id=self.id,
+            hops=self.hops + 1,
+            traceparent=self.traceparent,
+            **metadata,
+        )
+
     def at(self, seq: int) -> Event:
         """The same event at its place in a log."""
         return self.model_copy(update={"seq": seq})

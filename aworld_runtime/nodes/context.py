@@ -379,20 +379,7 @@ class Context:
         )
 
     def _event(self, data: EventData, **metadata: Any) -> Event:
-        cause = self.event
-        return Event.of(
-            data,
-            source=self._source,
-            run_id=cause.run_id,
-            task_id=cause.task_id,
-            group_id=cause.group_id,
-            episode_id=cause.episode_id,
-            attempt=cause.attempt,
-            causation_id=cause.id,
-            hops=cause.hops + 1,
-            traceparent=cause.traceparent,
-            **metadata,
-        )
+        return self.event.caused(data, source=self._source, attempt=self.event.attempt, **metadata)
 
 
 def _failure(error: Exception) -> ModelFailed:

@@ -531,17 +531,6 @@ async def answer_call(
 
 
 def answer_event(called: Event, data: ToolReturned | ToolFailed, *, source: str) -> Event:
-    return Event.of(
-        data,
-        source=source,
-        run_id=called.run_id,
-        task_id=called.task_id,
-        group_id=called.group_id,
-        episode_id=called.episode_id,
-        causation_id=called.id,
-        correlation_id=called.id,
-        to=called.role,
-        hops=called.hops + 1,
-        trust="tool",
-        traceparent=called.traceparent,
+    return called.caused(
+        data, source=source, correlation_id=called.id, to=called.role, trust="tool"
     )
