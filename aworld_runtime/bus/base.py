@@ -178,6 +178,13 @@ class Bus(Protocol):
         ...
 
     # feed
+    async def feed_id(self) -> str:
+        """The same for every client, as long as the feed's data lives; another feed has another.
+
+        Who keeps a cursor names it by this: tomorrow the same URL may lead to another feed.
+        """
+        ...
+
     def feed(self, after: str = "0") -> AbstractAsyncContextManager[AsyncIterator[list[FeedEntry]]]:
         """Every append after the cursor, oldest first, in batches; waits for more. At least once."""
         ...

@@ -61,8 +61,6 @@ class Archiver:
         """Logs that could not be archived, and why."""
         self._bus = bus
         self._store = store
-        self.follower = f"{name}@{bus.url}"
-        """The name of its cursor in the store."""
         self._known: set[str] = set()
         """Logs that this archiver has written to."""
         self._records: dict[str, EpisodeRecord] = {}
@@ -95,11 +93,12 @@ class Archiver:
         return await group.__aexit__(kind, error, trace)
 
     async def run(self) -> None:
-        """Archive until cancelled."""
-        after = await self._persist(lambda: self._store.cursor(self.follower))
+        """Archive until cancelled. The name of its cursor in the store says which feed the cursor belongs to."""
+        follower = f"{self.name}@{await self._bus.feed_id()}"
+        after = await self._persist(lambda: self._store.cursor(follower))
         async with self._bus.feed(after or "0") as feed:
             async for entries in feed:
-                await self._archive(entries)
+                await self._archive(follower, entries)
                 await self._gather()
 
     async def drain(self, timeout_s: float = 30.0) -> None:
@@ -133,7 +132,7 @@ class Archiver:
         with anyio.move_on_after(LINGER_S):
             await self._hurry.wait()
 
-    async def _archive(self, entries: Sequence[FeedEntry]) -> None:
+    async def _archive(self, follower: str, entries: Sequence[FeedEntry]) -> None:
         spans: dict[str, tuple[int, int]] = {}
         for entry in entries:
             if not is_marker(entry.log):
@@ -144,7 +143,7 @@ class Archiver:
             for log, (first, last) in spans.items():
                 group.start_soon(self._copy_log, limiter, log, first, last)
         cursor = entries[-1].cursor
-        await self._persist(lambda: self._store.set_cursor(self.follower, cursor))
+        await self._persist(lambda: self._store.set_cursor(follower, cursor))
         for entry in entries:
             if entry.log in self._markers:
                 self._markers[entry.log].set()

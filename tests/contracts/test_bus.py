@@ -411,6 +411,22 @@ async def test_what_is_read_after_the_feed_told_of_it_is_there(connect: Connect)
                 assert [event.seq for event in events] == [entry.first]
 
 
+async def test_a_feeds_id_is_the_same_for_all_clients(connect: Connect) -> None:
+    found: set[str] = set()
+
+    async def ask(bus: Bus) -> None:
+        found.add(await bus.feed_id())
+
+    async with connect() as one, connect() as other, anyio.create_task_group() as tg:
+        for bus in (one, other, one, other):
+            tg.start_soon(ask, bus)
+    async with connect() as bus:
+        await bus.append("log", 0, notes("a"))
+        await ask(bus)
+    [feed_id] = found
+    assert feed_id
+
+
 async def test_a_refused_or_repeated_append_is_not_on_the_feed(bus: Bus) -> None:
     batch = notes("a")
     await bus.append("log", 0, batch)

@@ -106,11 +106,11 @@ async def test_restarted_archiver_resumes_at_its_cursor(
     async with Archiver(bus, store) as archiver:
         await append(bus, "episode:1", *hello(3))
         await archiver.drain()
-    assert archiver.follower == "archiver@memory://"
-    cursor = await store.cursor(archiver.follower)
+    follower = f"archiver@{await bus.feed_id()}"
+    cursor = await store.cursor(follower)
     assert cursor is not None
     async with SQLiteStore(f"sqlite:///{tmp_path}/other.db", Registry()) as other:
-        await other.set_cursor(archiver.follower, cursor)
+        await other.set_cursor(follower, cursor)
         async with Archiver(bus, other) as archiver:
             await append(bus, "episode:2", *hello(3))
             await archiver.drain()

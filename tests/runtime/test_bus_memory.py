@@ -58,7 +58,9 @@ async def test_a_cursor_saved_from_another_bus_reads_from_the_beginning() -> Non
         for seq in range(3):
             await old.append("log", seq, [note("a")])
         saved = (await anext(feed))[-1].cursor
+        feed_id = await old.feed_id()
     async with open_bus("memory://") as new, new.feed(saved) as feed:
+        assert await new.feed_id() != feed_id
         await new.append("log", 0, [note("b")])
         assert [entry.first for entry in await anext(feed)] == [1]
 

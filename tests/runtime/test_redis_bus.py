@@ -196,6 +196,7 @@ async def test_a_full_server_refuses_events_and_serves_reads_and_acks(tmp_path: 
         await bus.put("queue", note("work"))
         delivery = await consumer.take()
         await bus.append("log", 0, [note(str(number)) for number in range(100)])
+        feed_id = await bus.feed_id()
         for size in (3000, 100):
             await put_until_refused(bus, "x" * size)
         with pytest.raises(BusFullError, match="maxmemory"):
@@ -204,6 +205,7 @@ async def test_a_full_server_refuses_events_and_serves_reads_and_acks(tmp_path: 
             await bus.send_mail("log", note("x" * 3000))
         assert await bus.last_seq("log") == 100
         assert len(await bus.read("log")) == 100
+        assert await bus.feed_id() == feed_id
         await delivery.ack()
         assert await bus.backlog("queue") == 0
 
@@ -278,6 +280,21 @@ async def test_a_server_that_stays_away_fails_every_call_in_time(server: Private
                 tg.start_soon(must_fail, "mailbox", lambda: anext(box))
                 tg.start_soon(must_fail, "feed", lambda: anext(feed))
         assert sorted(failed) == ["append", "feed", "mailbox", "take"]
+
+
+async def test_a_feeds_id_lives_as_long_as_its_data(server: PrivateServer) -> None:
+    async with open_bus(server.url) as bus:
+        first = await bus.feed_id()
+        await server.stop()
+        await server.start()
+        assert await bus.feed_id() == first
+        async with Redis.from_url(server.url) as client:
+            await client.flushall()
+        second = await bus.feed_id()
+        await server.stop()
+        forget_data(server)
+        await server.start()
+        assert len({first, second, await bus.feed_id()}) == 3
 
 
 async def test_a_server_that_comes_back_empty_is_noticed_and_used(server: PrivateServer) -> None:

@@ -102,6 +102,9 @@ class MemoryBus:
 
     # feed
 
+    async def feed_id(self) -> str:
+        return self._feed.id
+
     @asynccontextmanager
     async def feed(self, after: str = "0") -> AsyncGenerator[AsyncIterator[list[FeedEntry]]]:
         yield FeedReader(self._feed, self._feed.position(after))

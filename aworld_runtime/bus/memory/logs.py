@@ -116,12 +116,12 @@ class Mailbox:
 class Feed:
     """Every append since the last trim.
 
-    A cursor names this bus too: one saved by another process reads from the beginning here, instead
-    of skipping what that process never saw.
+    A cursor names its feed too: one of another feed reads from the beginning here, instead of skipping
+    what that feed never had.
     """
 
     def __init__(self) -> None:
-        self._incarnation = new_id()
+        self.id = new_id()
         self._entries: list[tuple[str, int, int]] = []
         self._trimmed = 0
         self.added = Signal()
@@ -132,14 +132,14 @@ class Feed:
 
     def position(self, cursor: str) -> int:
         """How many entries there were up to the cursor's, that one included."""
-        incarnation, _, position = cursor.partition("/")
-        return int(position) if incarnation == self._incarnation else 0
+        feed_id, _, position = cursor.partition("/")
+        return int(position) if feed_id == self.id else 0
 
     def after(self, position: int) -> list[FeedEntry]:
         """The entries after `position`, at most a batch."""
         skip = max(position - self._trimmed, 0)
         return [
-            FeedEntry(f"{self._incarnation}/{number}", *entry)
+            FeedEntry(f"{self.id}/{number}", *entry)
             for number, entry in enumerate(
                 self._entries[skip : skip + BATCH], self._trimmed + skip + 1
             )

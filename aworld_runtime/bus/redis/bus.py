@@ -156,6 +156,14 @@ class RedisBus:
 
     # feed
 
+    async def feed_id(self) -> str:
+        key = self._keys.feed_id
+        found = await self._link.call(b"GET", key)
+        if found is None:  # asked first, as a full server refuses a SET even where it sets nothing
+            fresh = new_id().encode()
+            found = await self._link.call(b"SET", key, fresh, b"NX", b"GET") or fresh
+        return found.decode()
+
     @asynccontextmanager
     async def feed(self, after: str = "0") -> AsyncGenerator[AsyncIterator[list[FeedEntry]]]:
         reader = FeedReader(self._link.dial, self._keys.feed, after, self._address.outage_s)

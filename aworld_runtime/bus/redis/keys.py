@@ -2,6 +2,7 @@
 
     log, mail     the episode or run; freed by `unlink`. Mail for a log that isn't there has a TTL
     feed          the namespace; trimmed behind its readers
+    feed:id       the namespace; goes only where all else goes too
     work, delayed, dead     the queue
     reply, nodes  TTL
     staging       TTL; becomes a log
@@ -71,6 +72,11 @@ class Keys:
     def feed(self) -> bytes:
         """The feed. Readers follow one; `shards` stays 1 until they can follow more."""
         return self.log("").feed
+
+    @property
+    def feed_id(self) -> bytes:
+        """Which feed this is, beside it."""
+        return self.feed + b":id"
 
     def queue(self, name: str) -> QueueKeys:
         tag = f"{self.namespace}:{{q:{name}}}"
