@@ -14,6 +14,7 @@ different size can't hang. Nothing here knows of the bus, the sampler or where r
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
+import gc
 import json
 import math
 import time
@@ -176,6 +177,15 @@ class Learner:
             policy_version=policy_version,
             seconds=clock.seconds | {"total": time.perf_counter() - started},
         )
+
+    def close(self) -> None:
+        """Let go of the other ranks; to be called while the process group still exists.
+
+        What shares gradients holds the group too. Were it the last to hold it, it would wait for the group's thread while
+        that thread waits for the GIL: the process would hang.
+        """
+        self._shared = None
+        gc.collect()
 
     @property
     def lr(self) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from enum import IntEnum
 from pathlib import Path
 
@@ -208,11 +208,17 @@ def main() -> None:
     place = RankSettings()
     init = f"tcp://{place.master_addr}:{place.master_port}"
     joined = join_ranks(rank=place.rank, world_size=place.world_size, init_method=init)
-    with joined if place.world_size > 1 else nullcontext(ALONE) as ranks:
-        failures = folder.path / "failures"
-        learner = Learner(
-            Path(folder.wiring.model), folder.config.learner, ranks=ranks, failures=failures
-        )
+    with (
+        joined if place.world_size > 1 else nullcontext(ALONE) as ranks,
+        closing(
+            Learner(
+                Path(folder.wiring.model),
+                folder.config.learner,
+                ranks=ranks,
+                failures=folder.path / "failures",
+            )
+        ) as learner,
+    ):
         if ranks.first:
             anyio.run(train_or_say_why, folder, learner)
             AllRanks(learner, folder).stop()

@@ -9,6 +9,7 @@ FOLDER holds the model, the configuration, and a batch in `CASE.jsonl` for each 
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -40,11 +41,11 @@ def main(rank: int, world_size: int, folder: Path, mode: str) -> None:
     ) as ranks:
         config = LearnerConfig.model_validate_json((folder / "config.json").read_text())
         for case in sorted(folder.glob("*.jsonl")):
-            learner = Learner(folder / "model", config, ranks=ranks)
-            rows = decode_rows(ranks.broadcast(case.read_bytes() if ranks.first else None))
-            if mode == "die" and rank == 1:
-                raise RuntimeError("rank 1 dies before its collective")
-            save_file(two_steps(learner, rows), folder / f"{case.stem}-{rank}.safetensors")
+            with closing(Learner(folder / "model", config, ranks=ranks)) as learner:
+                rows = decode_rows(ranks.broadcast(case.read_bytes() if ranks.first else None))
+                if mode == "die" and rank == 1:
+                    raise RuntimeError("rank 1 dies before its collective")
+                save_file(two_steps(learner, rows), folder / f"{case.stem}-{rank}.safetensors")
 
 
 if __name__ == "__main__":
