@@ -1,6 +1,8 @@
-"""Train from a checkout: `python run_distributed_train.py --worker_num 4`. The same as `aworld train`."""
+"""Train from a checkout: `python run_distributed_train.py --worker_num 4` is `aworld train --worker_num 4`."""
 
-from aworld_runtime.training.cli import main
+import sys
+
+from aworld_runtime.cli.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -1,17 +1,15 @@
-"""`aworld train`, and `run_distributed_train.py`, which is the same."""
+"""`aworld train`."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aworld_runtime.cli.command_line import explain
 from aworld_runtime.cli.shared import import_from_here
-from aworld_runtime.errors import AWorldError, ConfigError, TrainingError
+from aworld_runtime.errors import ConfigError, TrainingError
 
 DESCRIPTION = """\
 Train the agents of a task by reinforcement learning: rollouts by worker processes over an event bus, sampled from
@@ -84,15 +82,3 @@ def train_command(arguments: argparse.Namespace) -> int:
         return 1
     print(summary.model_dump_json(indent=2) if arguments.json else summary.text())
     return 0
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line of `run_distributed_train.py`."""
-    parser = argparse.ArgumentParser(prog="run_distributed_train.py")
-    add_arguments(parser)
-    try:
-        return train_command(parser.parse_args(argv))
-    except KeyboardInterrupt:
-        return 130
-    except (AWorldError, BaseExceptionGroup) as error:
-        return explain(error, parser.prog)

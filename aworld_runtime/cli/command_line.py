@@ -3,7 +3,7 @@
     0    done
     1    it ran, and the answer is no: an episode failed, a replay differs
     2    the caller can mend it: arguments, names, a server that can't be reached
-    130  Ctrl-C
+    130  Ctrl-C, SIGTERM, SIGHUP
 
 A command is a module with `add_arguments(parser)` and a function of the parsed arguments; it is imported when it is
 chosen. `--help` imports none of them.
@@ -15,7 +15,9 @@ import argparse
 import difflib
 import importlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -62,6 +64,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _end_as_ctrl_c_does()
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -73,6 +76,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (AWorldError, BaseExceptionGroup) as error:
         return explain(error)
     return code
+
+
+def _end_as_ctrl_c_does() -> None:
+    """Let what ends a job on a cluster (SIGTERM), or a terminal that closes, stop the work as orderly as Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def end(*_: object) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell script
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # else somebody has decided, as nohup does
+            signal.signal(number, end)
 
 
 def _run(arguments: list[str]) -> int:
@@ -130,7 +148,7 @@ def _overview() -> str:
     )
 
 
-def explain(error: BaseException, program: str = "aworld") -> int:
+def explain(error: BaseException) -> int:
     """Say what went wrong in one line, where it is ours to say; returns the exit code."""
     found = list(leaves(error))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in found):
@@ -138,6 +156,6 @@ def explain(error: BaseException, program: str = "aworld") -> int:
     for kind, code in ((MENDABLE, 2), (AWorldError, 1)):
         for leaf in found:
             if isinstance(leaf, kind):
-                print(f"{program}: error: {leaf}", file=sys.stderr)
+                print(f"aworld: error: {leaf}", file=sys.stderr)
                 return code
     raise error

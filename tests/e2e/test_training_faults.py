@@ -143,9 +143,11 @@ async def test_ctrl_c_leaves_no_process_and_resumes(new_run: NewRun) -> None:
     await ends_well(run)
 
 
-async def test_ctrl_c_before_anything_has_started_resumes(new_run: NewRun) -> None:
+async def test_sigterm_before_anything_has_started_is_a_ctrl_c(new_run: NewRun) -> None:
+    """As a cluster ends a job: to the launcher alone."""
     run = await begun(new_run(), "event bus: private")
-    run.interrupt()
+    assert run.process is not None
+    run.process.terminate()
     assert await run.finish() == 130
     await run.no_process_left()
     assert "Traceback" not in run.told()

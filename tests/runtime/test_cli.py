@@ -440,7 +440,14 @@ async def test_worker_of_other_code_is_refused(project: Path, bus_url: str) -> N
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_130_without_a_traceback(project: Path) -> None:
+@pytest.mark.parametrize(
+    "number, in_background",
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)],
+)
+def test_ctrl_c_is_130_without_a_traceback(
+    project: Path, number: signal.Signals, in_background: bool
+) -> None:
+    """SIGTERM is the same, also in the background of a script, where the shell has SIGINT ignored."""
     (project / "slow.py").write_text(
         "from aworld_runtime import Agent\n"
         "from aworld_runtime.models.scripted import ScriptedModel\n"
@@ -448,12 +455,14 @@ def test_ctrl_c_is_130_without_a_traceback(project: Path) -> None:
         "agent = Agent(llm=ScriptedModel('late', delay_s=60))\n"
     )
     command = [sys.executable, "-m", "aworld_runtime.cli", "run", "slow:agent", "q"]
+    if in_background:
+        command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *command]
     with subprocess.Popen(
         command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "loaded\n"
         wait_until_sync((project / ".aworld" / "aworld.db").exists, 10, "the run has begun")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, stderr = process.communicate(timeout=15)
     assert (process.returncode, stderr) == (130, "")

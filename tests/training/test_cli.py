@@ -1,13 +1,12 @@
-"""`aworld train` and `run_distributed_train.py`: where they look for code, and what they say when it fails."""
+"""`aworld train`: where it looks for code, and what it says when it fails."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from aworld_runtime.cli.command_line import explain
+from aworld_runtime.cli.command_line import explain, main
 from aworld_runtime.errors import SamplerError
-from aworld_runtime.training.cli import main
 
 
 def test_a_task_is_found_in_the_current_folder(
@@ -17,7 +16,7 @@ def test_a_task_is_found_in_the_current_folder(
     (tmp_path / "my_training_tasks.py").write_text("chess = 64\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert main(["--task", "my_training_tasks:chess"]) == 2
+    assert main(["train", "--task", "my_training_tasks:chess"]) == 2
     assert "'my_training_tasks:chess' is a int, not a TrainingTask" in capsys.readouterr().err
 
 
@@ -25,5 +24,5 @@ def test_a_sampler_that_does_not_start_is_one_line_and_no_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     failed = BaseExceptionGroup("parts", [SamplerError("the port is taken")])
-    assert explain(failed, "run_distributed_train.py") == 1
-    assert capsys.readouterr().err == "run_distributed_train.py: error: the port is taken\n"
+    assert explain(failed) == 1
+    assert capsys.readouterr().err == "aworld: error: the port is taken\n"
