@@ -1,7 +1,7 @@
 """The runtime: bus, store, archiver and workers put together, for as long as an `async with` lasts.
 
 submit ─▶ queue "episodes" ─▶ worker ─▶ owner ─▶ log ──▶ archiver ─▶ store
-result ◀─ waiters ◀── run log ◀── mail ◀──┘
+result ◀── run log ◀── mail ◀─────────────┘
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Runtime:
         self._kind = kind
         self._slots = slots
         self._programs: dict[str, Runnable] = {}
-        self._waiters: dict[str, anyio.Event] = {}
-        self._ended: set[str] = set()
+        self._unfinished: dict[str, anyio.Event] = {}
+        """Episodes submitted here whose end is not yet in the run's log, and what is set once it is."""
         self._failure: BaseException | None = None
         self._log_seq = 0
         self._appending = anyio.Lock()
@@ -150,7 +150,7 @@ class Runtime:
             trust="user",
             deadline=None if timeout_s is None else utc_now() + timedelta(seconds=timeout_s),
         )
-        self._waiters[episode_id] = anyio.Event()
+        self._unfinished[episode_id] = anyio.Event()
         await self.bus.put(EPISODES_QUEUE, requested)
         return episode_id
 
@@ -160,11 +160,12 @@ class Runtime:
         Raises:
             NotFoundError: it was not submitted here.
         """
-        waiter = self._waiters.get(episode_id)
-        if waiter is None:
+        if (ended := self._unfinished.get(episode_id)) is not None:
+            await ended.wait()
+        events = await read_all(self.bus, episode_log(episode_id))
+        if not events or events[0].run_id != self.run_id:
             raise NotFoundError(f"episode {episode_id!r} was not submitted to this runtime")
-        await waiter.wait()
-        return episode_of(await read_all(self.bus, episode_log(episode_id)))
+        return episode_of(events)
 
     def _reference(self, program: Runnable | str) -> str:
         if isinstance(program, str):
@@ -181,16 +182,14 @@ class Runtime:
     async def _receive(self, mail: AsyncIterator[list[Mail]]) -> None:
         """Record which episodes have ended, each once, and wake who waits for them."""
         async for batch in mail:
-            ended: list[Event] = []
-            for event in (item.event for item in batch):
-                episode_id = event.episode_id or ""
-                if isinstance(event.data, EpisodeFinished) and episode_id not in self._ended:
-                    self._ended.add(episode_id)
-                    ended.append(event)
-            await self._append(ended, acks=batch)
-            for event in ended:
-                if waiter := self._waiters.get(event.episode_id or ""):
-                    waiter.set()
+            ended = {
+                event.episode_id: event
+                for event in (item.event for item in batch)
+                if isinstance(event.data, EpisodeFinished) and event.episode_id in self._unfinished
+            }
+            await self._append(list(ended.values()), acks=batch)
+            for episode_id in ended:
+                self._unfinished.pop(episode_id).set()
 
     async def _finish(self) -> None:
         error = self._failure

@@ -110,6 +110,13 @@ async def test_a_result_that_was_not_submitted_here(store: str) -> None:
     async with Runtime(bus="memory://", store=store) as runtime:
         with pytest.raises(NotFoundError, match="'nobody' was not submitted"):
             await runtime.result("nobody")
+        task = Task(id="t", prompt="q")
+        elsewhere = Event.of(
+            EpisodeRequested(task=task, program="p:q"), source="runtime/other", run_id="other"
+        )
+        await runtime.bus.append(episode_log("elsewhere"), 0, [elsewhere])
+        with pytest.raises(NotFoundError, match="'elsewhere' was not submitted"):
+            await runtime.result("elsewhere")
 
 
 async def test_a_timeout_ends_the_episode_not_the_caller(store: str) -> None:
@@ -136,6 +143,13 @@ async def test_an_episode_reported_twice_is_counted_once(store: str) -> None:
         await runtime.run(swarm, "Add.")
         log = await read_all(runtime.bus, run_log(runtime.run_id))
     assert len(of_kind(log, EpisodeFinished)) == 2
+
+
+async def test_what_has_finished_is_not_kept_in_memory_and_its_result_is_there(store: str) -> None:
+    async with Runtime(bus="memory://", store=store) as runtime:
+        episodes = [await runtime.run(swarm, "Add.") for _ in range(3)]
+        assert runtime._unfinished == {}  # pyright: ignore[reportPrivateUsage]
+        assert [await runtime.result(episode.id) for episode in episodes] == episodes
 
 
 async def test_a_worker_that_refuses_a_begun_episode_ends_it(store: str) -> None:
