@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from aworld_runtime.bus.base import Bus, Mail, read_all
-from aworld_runtime.errors import Fenced, PayloadTooLargeError, ToolError
+from aworld_runtime.errors import BusFullError, Fenced, PayloadTooLargeError, ToolError
 from aworld_runtime.events import (
     DeliveryDeadLettered,
     DeliveryHandled,
@@ -50,6 +52,12 @@ from aworld_runtime.tools.base import BaseTool, RemoteTool
 from aworld_runtime.tools.call import call, cut
 
 logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+"""Between two tries to send to a bus that is full."""
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -183,9 +191,14 @@ class EpisodeOwner:
             return
         batch = self._settle([event for commit in commits for event in commit.events])
         acks = [mail for commit in commits for mail in commit.acks]
-        last = await self._bus.append(self.log, len(self.events), batch, acks=acks)
+        last = await self._send(
+            partial(self._bus.append, self.log, len(self.events), batch, acks=acks)
+        )
         for seq, event in enumerate(batch, last - len(batch) + 1):
             self._accept(event.at(seq))
+
+    async def _send(self, send: Callable[[], Awaitable[T]]) -> T:
+        return await when_there_is_room(send, who=self.log)
 
     @property
     def _group(self) -> TaskGroup:
@@ -212,7 +225,7 @@ class EpisodeOwner:
                 )
                 opening = [self._requested, claimed, subscribed]
             try:
-                await self._bus.append(self.log, len(past), opening)
+                await self._send(partial(self._bus.append, self.log, len(past), opening))
             except Fenced:
                 if not self._is_ours():
                     raise
@@ -397,7 +410,7 @@ class EpisodeOwner:
         """Send the call to the tool's queue; its answer comes by mail."""
         name = tool.get_schema().name
         answered = self._answered[called.id] = anyio.Event()
-        await self._bus.put(tool_queue(name), called)
+        await self._send(partial(self._bus.put, tool_queue(name), called))
         with anyio.move_on_after(tool.timeout_s):
             await answered.wait()
             return
@@ -499,6 +512,22 @@ class EpisodeOwner:
             causation_id=(cause or requested).id,
             traceparent=requested.traceparent,
         )
+
+
+async def when_there_is_room(send: Callable[[], Awaitable[T]], *, who: str) -> T:
+    """Send to the bus; where it is full, the very same again until it isn't.
+
+    An episode's time goes on meanwhile: when it is up, what is left to send is the end.
+    """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            return await send()
+        except BusFullError as error:
+            if pause_s == FIRST_PAUSE_S:
+                logger.warning("%s waits until there is room: %s", who, error)
+        await anyio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 async def answer_call(

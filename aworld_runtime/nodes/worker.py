@@ -13,20 +13,27 @@ import logging
 import os
 import socket
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
 from pydantic import JsonValue
 
 from aworld_runtime.bus.base import Bus, Delivery, NodeInfo
-from aworld_runtime.errors import AWorldError, Fenced, WorkerRefusedError, first_error
+from aworld_runtime.errors import (
+    AWorldError,
+    BusFullError,
+    Fenced,
+    WorkerRefusedError,
+    first_error,
+)
 from aworld_runtime.events import EpisodeRequested, Event, utc_now
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.models.base import ChatModel
 from aworld_runtime.models.client import NO_DEFAULTS, LLMClient, ModelDefaults, from_spec
 from aworld_runtime.names import EPISODES_QUEUE, run_log
 from aworld_runtime.nodes.node import Program, Runnable, load_program
-from aworld_runtime.nodes.owner import EpisodeOwner
+from aworld_runtime.nodes.owner import EpisodeOwner, when_there_is_room
 
 logger = logging.getLogger(__name__)
 ANNOUNCE_EVERY_S = 1.0
@@ -136,7 +143,10 @@ class Worker:
     async def _own(self, delivery: Delivery) -> None:
         event = delivery.event
         if not isinstance(event.data, EpisodeRequested) or event.episode_id is None:
-            await delivery.dead_letter(f"expected episode.requested, got {event.type}")
+            try:
+                await delivery.dead_letter(f"expected episode.requested, got {event.type}")
+            except BusFullError as error:  # its lease runs out, then it comes again
+                logger.warning("%s is not among the dead letters yet: %s", event.type, error)
             return
         program, refusal = Program(nodes=()), None
         try:
@@ -212,12 +222,14 @@ class Worker:
     async def _report(self, finished: Event) -> None:
         """Tell the run. At least once: the run knows episodes by their id."""
         if finished.run_id is not None:
-            await self._bus.send_mail(run_log(finished.run_id), finished)
+            report = partial(self._bus.send_mail, run_log(finished.run_id), finished)
+            await when_there_is_room(report, who=f"worker {self.name}")
 
     async def _announce(self) -> None:
         while True:
             for node in self._nodes():
-                await self._bus.announce(node)
+                announce = partial(self._bus.announce, node)
+                await when_there_is_room(announce, who=f"worker {self.name}")
             await anyio.sleep(ANNOUNCE_EVERY_S)
 
     def _nodes(self) -> Iterable[NodeInfo]:

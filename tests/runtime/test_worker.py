@@ -1,28 +1,82 @@
-"""A worker's slots: what it takes it gives back, also what was taken from it."""
+"""A worker's slots: what it takes it gives back, also what was taken from it. And a bus that has no room."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import anyio
 import pytest
+from pydantic import JsonValue
+from redis.asyncio import Redis
 
 from aworld_runtime.agents import Agent
-from aworld_runtime.bus import open_bus
+from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import NodeInfo, read_all
+from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import WorkerRefusedError
-from aworld_runtime.events import EpisodeFinished, EpisodeRequested, Event
-from aworld_runtime.messages import Task
+from aworld_runtime.events import EpisodeFinished, EpisodeRequested, Event, MessagePosted
+from aworld_runtime.messages import Task, ToolCall, ToolSpec
 from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
 from aworld_runtime.nodes.worker import Worker, check_version
+from aworld_runtime.tools.base import BaseTool
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
 
-def request(episode: str, code_version: str = "") -> Event:
-    task = Task(id="t", prompt="go")
-    data = EpisodeRequested(task=task, program="local:slow", code_version=code_version)
-    return Event.of(data, source="test", episode_id=episode)
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[PrivateServer]:
+    """A server for one test, which may do to it what it likes."""
+    async with PrivateServer(tmp_path / "server") as server:
+        yield server
+
+
+def request(
+    episode: str, code_version: str = "", *, program: str = "slow", timeout_s: float | None = None
+) -> Event:
+    data = EpisodeRequested(
+        task=Task(id="t", prompt="go"),
+        program=f"local:{program}",
+        code_version=code_version,
+        timeout_s=timeout_s,
+    )
+    return Event.of(data, source="test", run_id="r", episode_id=episode)
+
+
+async def end_of(bus: Bus, episode: str) -> EpisodeFinished:
+    """How an episode ended, once it has."""
+    found: list[EpisodeFinished] = []
+
+    async def ended() -> bool:
+        log = await read_all(bus, episode_log(episode))
+        found.extend(e.data for e in log if isinstance(e.data, EpisodeFinished))
+        return bool(found)
+
+    await wait_until(ended, timeout=10, description=f"the end of {episode}")
+    return found[0]
+
+
+class Gate(BaseTool):
+    """Answers once it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = anyio.Event()
+        self.open = anyio.Event()
+
+    def get_schema(self) -> ToolSpec:
+        return ToolSpec(name="gate")
+
+    async def run(self, **arguments: JsonValue) -> JsonValue:  # noqa: ARG002
+        self.reached.set()
+        await self.open.wait()
+        return "open"
+
+
+def gated_agent(gate: Gate) -> Agent:
+    model = ScriptedModel([ToolCall(id="c", name="gate"), "through"])
+    return Agent("gated", llm=model, tools=[gate])
 
 
 async def test_an_episode_queued_twice_runs_once_and_costs_nobody_a_slot() -> None:
@@ -75,3 +129,69 @@ async def test_a_worker_of_other_code_than_a_run_may_not_join() -> None:
         await check_version(bus, "2")
         with pytest.raises(WorkerRefusedError, match="launcher/r on this bus runs code version 2"):
             await check_version(bus, "1")
+
+
+@pytest.mark.parametrize("timeout_s, reason", [(None, "answered"), (0.5, "time_limit")])
+async def test_a_worker_waits_while_the_bus_is_full(
+    server: PrivateServer,
+    caplog: pytest.LogCaptureFixture,
+    timeout_s: float | None,
+    reason: str,
+) -> None:
+    """Its episode's time goes on meanwhile; the end, whichever, is written once there is room."""
+    gate = Gate()
+    async with (
+        open_bus(server.url) as bus,
+        Redis.from_url(server.url) as admin,
+        anyio.create_task_group() as tasks,
+    ):
+        worker = Worker(bus, name="w", programs={"local:gated": gated_agent(gate)})
+        tasks.start_soon(worker.run)
+        await bus.put(EPISODES_QUEUE, request("e", program="gated", timeout_s=timeout_s))
+        await gate.reached.wait()
+        due = anyio.current_time() + (timeout_s or 0)
+        await admin.config_set("maxmemory", 1)
+        gate.open.set()
+
+        def warnings(who: str) -> int:
+            start = f"{who} waits until there is room"
+            return sum(r.getMessage().startswith(start) for r in caplog.records)
+
+        await wait_until(lambda: warnings(episode_log("e")) > 0, description="the owner's warning")
+        await wait_until(lambda: warnings("worker w") > 0, description="the worker's warning")
+        await wait_until(lambda: anyio.current_time() > due, description="the time limit")
+        await admin.config_set("maxmemory", 0)
+        assert (await end_of(bus, "e")).reason == reason
+        await wait_until(lambda: worker.running == 0, description="the worker's next episode")
+        assert warnings(episode_log("e")) == 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_is_no_episode_outlives_a_full_bus_and_ends_among_the_dead_letters(
+    server: PrivateServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        open_bus(server.url) as bus,
+        Redis.from_url(server.url) as admin,
+        anyio.create_task_group() as tasks,
+    ):
+        async with bus.consume(EPISODES_QUEUE, consumer="before"):
+            junk = Event.of(MessagePosted(content="no episode"), source="test")
+            await bus.put(EPISODES_QUEUE, junk)
+
+            async def known() -> bool:
+                return bool(await admin.xinfo_groups("aworld:{q:episodes}:work"))
+
+            await wait_until(known, description="the queue's group")
+        await admin.config_set("maxmemory", 1)
+        tasks.start_soon(Worker(bus, name="w").run)
+        await wait_until(
+            lambda: "not among the dead letters yet" in caplog.text, description="a refusal"
+        )
+        await admin.config_set("maxmemory", 0)
+
+        async def buried() -> bool:
+            return bool(await bus.dead_letters(EPISODES_QUEUE))
+
+        await wait_until(buried, description="the dead letter")
+        tasks.cancel_scope.cancel()
