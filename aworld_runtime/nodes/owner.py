@@ -191,11 +191,30 @@ class EpisodeOwner:
             return
         batch = self._settle([event for commit in commits for event in commit.events])
         acks = [mail for commit in commits for mail in commit.acks]
-        last = await self._send(
-            partial(self._bus.append, self.log, len(self.events), batch, acks=acks)
-        )
+        append = partial(self._bus.append, self.log, len(self.events), batch, acks=acks)
+        try:
+            last = await self._send(append)
+        except Fenced:
+            if not await self._put_back():
+                raise
+            last = await self._send(append)
         for seq, event in enumerate(batch, last - len(batch) + 1):
             self._accept(event.at(seq))
+
+    async def _put_back(self) -> bool:
+        """Append again what the server lost, where it came back without its last writes; whether that was it.
+
+        The very same events: a store may have them already, and what they caused goes on.
+        """
+        there = [event.id for event in await read_all(self._bus, self.log)]
+        known = [event.id for event in self.events]
+        lost = len(known) - len(there)
+        if lost <= 0 or there != known[: len(there)] or not self._is_ours():
+            return False
+        logger.warning("%s: the bus lost its last %d events; they are put back", self.log, lost)
+        tail = self.events[len(there) :]
+        await self._send(partial(self._bus.append, self.log, len(there), tail))
+        return True
 
     async def _send(self, send: Callable[[], Awaitable[T]]) -> T:
         return await when_there_is_room(send, who=self.log)

@@ -2,7 +2,7 @@
 # ruff: noqa: ARG002 - nodes, tools and environments have given signatures
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 
 import anyio
@@ -423,6 +423,52 @@ async def test_an_owner_whose_log_was_taken_over_is_fenced(bus: Bus) -> None:
         fenced = True
     assert fenced
     assert (await read_all(bus, log))[-1].type == "episode.taken_over"
+
+
+class Lossy(Adder):
+    """The first time, the bus forgets the log's events after `kept` while it runs."""
+
+    def __init__(self, bus: Bus, log: str, kept: int, *, then: Sequence[Event] = ()) -> None:
+        super().__init__()
+        self.lost: list[Event] = []
+        self._bus, self._log, self._kept, self._then = bus, log, kept, then
+
+    async def run(self, **arguments: JsonValue) -> JsonValue:
+        if not self.lost:
+            self.lost = await read_all(self._bus, self._log)
+            await self._bus.unlink(self._log)
+            await self._bus.restore(self._log, self.lost[: self._kept])
+            await self._bus.append(self._log, self._kept, self._then)
+        return await super().run(**arguments)
+
+
+@pytest.mark.parametrize("kept", range(5))
+async def test_what_the_bus_lost_of_a_log_its_owner_puts_back(bus: Bus, kept: int) -> None:
+    requested = request_episode()
+    tool = Lossy(bus, episode_log(requested.episode_id or ""), kept)
+    model = ScriptedModel([ToolCall(id="c1", name="add", arguments={"a": 1, "b": 2}), "three"])
+    agent = Agent("solver", llm=model, tools=[tool])
+    events = await run_episode(bus, requested, agent.program())
+    assert len(tool.lost) > kept
+    assert [e.id for e in events[: len(tool.lost)]] == [e.id for e in tool.lost]
+    assert [e.seq for e in events] == list(range(1, len(events) + 1))
+    assert one(events, EpisodeFinished).answer == "three"
+    assert len(tool.ran) == 1
+    report = await replay(events, agent.program())
+    assert report.identical, report.divergence
+
+
+async def test_what_the_bus_lost_of_a_log_is_not_put_back_over_another_owners_events(
+    bus: Bus,
+) -> None:
+    requested = request_episode()
+    log = episode_log(requested.episode_id or "")
+    taken = Event.of(EpisodeTakenOver(worker="w2"), source="worker/w2")
+    tool = Lossy(bus, log, 3, then=[taken])
+    model = ScriptedModel([ToolCall(id="c1", name="add", arguments={"a": 1, "b": 2}), "three"])
+    with pytest.RaisesGroup(Fenced, flatten_subgroups=True):
+        await run_episode(bus, requested, Agent("solver", llm=model, tools=[tool]).program())
+    assert (await read_all(bus, log))[-1].id == taken.id
 
 
 async def test_a_cancellation_that_the_last_owner_only_recorded_still_ends_it() -> None:

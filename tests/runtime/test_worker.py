@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +16,13 @@ from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import NodeInfo, read_all
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import WorkerRefusedError
-from aworld_runtime.events import EpisodeFinished, EpisodeRequested, Event, MessagePosted
+from aworld_runtime.events import (
+    EpisodeFinished,
+    EpisodeRequested,
+    EpisodeTakenOver,
+    Event,
+    MessagePosted,
+)
 from aworld_runtime.messages import Task, ToolCall, ToolSpec
 from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
@@ -61,12 +68,13 @@ async def end_of(bus: Bus, episode: str) -> EpisodeFinished:
 class Gate(BaseTool):
     """Answers once it is opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "gate") -> None:
+        self.name = name
         self.reached = anyio.Event()
         self.open = anyio.Event()
 
     def get_schema(self) -> ToolSpec:
-        return ToolSpec(name="gate")
+        return ToolSpec(name=self.name)
 
     async def run(self, **arguments: JsonValue) -> JsonValue:  # noqa: ARG002
         self.reached.set()
@@ -194,4 +202,42 @@ async def test_what_is_no_episode_outlives_a_full_bus_and_ends_among_the_dead_le
             return bool(await bus.dead_letters(EPISODES_QUEUE))
 
         await wait_until(buried, description="the dead letter")
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_episode_goes_on_where_the_server_came_back_without_its_last_writes(
+    tmp_path: Path,
+) -> None:
+    first, second = Gate("first"), Gate("second")
+    calls = [ToolCall(id=gate.name, name=gate.name) for gate in (first, second)]
+    agent = Agent("gated", llm=ScriptedModel([*calls, "through"]), tools=[first, second])
+    async with (
+        PrivateServer(tmp_path, options={"appendonly": "no"}) as server,
+        open_bus(server.url) as bus,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(Worker(bus, name="w", programs={"local:gated": agent}).run)
+        await bus.put(EPISODES_QUEUE, request("e", program="gated"))
+        await first.reached.wait()
+        async with Redis.from_url(server.url) as admin:
+            await admin.save()
+        kept = await bus.last_seq(episode_log("e"))
+        first.open.set()
+        await second.reached.wait()
+        before = await read_all(bus, episode_log("e"))
+        assert server.process is not None
+        server.process.send_signal(signal.SIGKILL)
+        await server.process.wait(deadline=5)
+        await server.start()
+        assert await bus.last_seq(episode_log("e")) == kept < len(before)
+        second.open.set()
+        assert (await end_of(bus, "e")).answer == "through"
+        after = await read_all(bus, episode_log("e"))
+        assert [e.id for e in after[: len(before)]] == [e.id for e in before]
+        assert not [e for e in after if isinstance(e.data, EpisodeTakenOver)]
+
+        async def settled() -> bool:
+            return await bus.backlog(EPISODES_QUEUE) == 0
+
+        await wait_until(settled, description="an empty queue")
         tasks.cancel_scope.cancel()
