@@ -16,11 +16,12 @@ from aworld_runtime.events import (
     AnswerProposed,
     Event,
     MessagePosted,
+    StopReason,
     ToolCalled,
     ToolFailed,
     ToolReturned,
 )
-from aworld_runtime.messages import Data, Message, Task
+from aworld_runtime.messages import Completion, Data, Message, Task
 from aworld_runtime.models.base import ChatModel
 from aworld_runtime.models.client import LLMClient
 from aworld_runtime.nodes.context import Context
@@ -97,9 +98,12 @@ class Agent:
 
     async def handle(self, ctx: Context, event: Event) -> None:
         """Take a turn on a message, or once the last open tool call is answered."""
-        if isinstance(
-            event.data, MessagePosted | ToolReturned | ToolFailed
-        ) and not self._open_calls(ctx):
+        refused_by_itself = isinstance(event.data, ToolFailed) and event.role == self.role
+        if (
+            isinstance(event.data, MessagePosted | ToolReturned | ToolFailed)
+            and not refused_by_itself
+            and not self._open_calls(ctx)
+        ):
             await self._turn(ctx)
 
     async def _turn(self, ctx: Context) -> None:
@@ -112,19 +116,27 @@ class Agent:
         if not completion.tool_calls:
             ctx.emit(AnswerProposed(text=completion.text), trust="model")
             return
-        if len(earlier) + 1 >= self.max_turns:
-            ctx.emit(AnswerProposed(text=completion.text, reason="turn_limit"), trust="model")
-            return
-        before = sum(
+        malformed = sum(
             call.malformed is not None for turn in earlier for call in turn.completion.tool_calls
         )
-        if before >= MAX_MALFORMED and any(
+        if len(earlier) + 1 >= self.max_turns:
+            why = f"the turn limit ({self.max_turns}) is reached"
+            self._stop(ctx, completion, "turn_limit", why)
+        elif malformed >= MAX_MALFORMED and any(
             call.malformed is not None for call in completion.tool_calls
         ):
-            ctx.emit(AnswerProposed(text=completion.text, reason="malformed"), trust="model")
-            return
+            self._stop(ctx, completion, "malformed", "too many calls were malformed")
+        else:
+            for call in completion.tool_calls:
+                ctx.emit(ToolCalled(call=call), trust="model")
+
+    def _stop(self, ctx: Context, completion: Completion, reason: StopReason, why: str) -> None:
+        """End its work. Its last calls are not made, but answered: the conversation stays whole."""
         for call in completion.tool_calls:
-            ctx.emit(ToolCalled(call=call), trust="model")
+            called = ctx.emit(ToolCalled(call=call), trust="model")
+            refusal = ToolFailed(name=call.name, error="Cancelled", message=why)
+            ctx.emit(refusal, to=self.role, correlation_id=called.id)
+        ctx.emit(AnswerProposed(text=completion.text, reason=reason), trust="model")
 
     def _open_calls(self, ctx: Context) -> set[str]:
         """Ids of this agent's calls that have no answer yet."""

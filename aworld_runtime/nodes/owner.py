@@ -278,7 +278,7 @@ class EpisodeOwner:
             if isinstance(event.data, EpisodeCancelled):
                 self._spawn(self._finish, "cancelled", event.data.reason)
         for event in calls:
-            if event.id in self._open_calls:
+            if (event.role, event.causation_id) not in self._journals:
                 self._spawn(self._run_tool, event)
         for inbox in self._inboxes.values():
             self._wake(inbox)
@@ -373,6 +373,7 @@ class EpisodeOwner:
         inbox.busy = False
 
     async def _handle(self, node: Node, event: Event) -> None:
+        recorded = self._journals.pop((node.role, event.id), ())
         ctx = Context(
             role=node.role,
             source=f"{node.role}/{self._worker}",
@@ -380,13 +381,16 @@ class EpisodeOwner:
             log=self.events,
             request=self._request,
             world=self,
-            journal=Journal(self._journals.pop((node.role, event.id), ())),
+            journal=Journal(recorded),
         )
         try:
             await node.handle(ctx, event)
             ctx.journal.check()
             handled = self._event(DeliveryHandled(seq=event.seq), role=node.role, cause=event)
             await self.commit([*ctx.take_unsaved(), handled])
+            for call in recorded:  # not sooner: the handler may be about to refuse it
+                if isinstance(call.data, ToolCalled):
+                    self._spawn(self._run_tool, call)
         except Exception as error:  # noqa: BLE001 - the boundary: an agent's crash becomes data
             logger.warning(
                 "%s: %s failed on %s (seq %d): %s",
@@ -413,7 +417,7 @@ class EpisodeOwner:
     async def _run_tool(self, called: Event) -> None:
         if not isinstance(called.data, ToolCalled):
             raise TypeError(f"{called.type} is no tool call")
-        if self._finished.is_set():
+        if called.id not in self._open_calls:
             return  # it was closed in the append that brought it
         tools = self._tools.get(called.role, {})
         tool = tools.get(called.data.call.name)

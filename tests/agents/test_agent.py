@@ -9,11 +9,12 @@ from pydantic import JsonValue, SecretStr
 from aworld_runtime import Agent, AgentConfig, BaseTool, LLMClient, Runners
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.errors import ConfigError, ToolError, UnknownToolError
-from aworld_runtime.messages import Message, ToolCall, ToolSpec
+from aworld_runtime.messages import Completion, Message, ToolCall, ToolSpec, VersionSpan
 from aworld_runtime.models.base import ModelRequest
 from aworld_runtime.models.scripted import Reply, ScriptedModel
+from aworld_runtime.training.projection import rows_of
 from aworld_runtime.trajectory import Episode, episode_of
-from tests.episodes import Adder, request_episode, run_episode
+from tests.episodes import EXACT_MATCH, Adder, request_episode, run_episode
 
 
 async def run(agent: Agent, prompt: str = "Add it all.") -> Episode:
@@ -68,19 +69,63 @@ async def test_only_its_own_tools_may_be_called() -> None:
     assert episode.reason == "answered"
 
 
+def unanswered(episode: Episode) -> set[str]:
+    """Ids of the calls that the conversation answers nowhere."""
+    (trajectory,) = episode.trajectories
+    called = {call.id for m in trajectory.messages for call in m.tool_calls}
+    return called - {str(m.tool_call_id) for m in trajectory.messages if m.role == "tool"}
+
+
 async def test_the_turn_limit_ends_its_work() -> None:
-    model = ScriptedModel(lambda r: add(len(r.messages)))
-    episode = await run(Agent(llm=model, tools=[Adder()], max_turns=3))
-    assert (episode.reason, len(model.requests), episode.tool_calls) == ("turn_limit", 3, 2)
+    model, tool = ScriptedModel(lambda r: add(len(r.messages))), Adder()
+    episode = await run(Agent(llm=model, tools=[tool], max_turns=3))
+    assert (episode.reason, len(model.requests), len(tool.ran)) == ("turn_limit", 3, 2)
+
+
+async def test_calls_beyond_the_turn_limit_are_answered_and_not_made() -> None:
+    model, tool = ScriptedModel(lambda _: [add(1), add(2)]), Adder()
+    episode = await run(Agent(llm=model, tools=[tool], max_turns=1))
+    assert tool.ran == []
+    (trajectory,) = episode.trajectories
+    assert [(m.role, m.tool_call_id, m.content) for m in trajectory.replies] == [
+        ("tool", "c1", "Cancelled: the turn limit (1) is reached"),
+        ("tool", "c2", "Cancelled: the turn limit (1) is reached"),
+    ]
+    assert unanswered(episode) == set()
+    assert len(trajectory.turns) == 1
+
+
+async def test_what_answers_calls_beyond_the_turn_limit_is_not_trained_on() -> None:
+    def sampled(prompt: tuple[int, ...], ids: tuple[int, ...]) -> Completion:
+        return Completion(
+            tool_calls=(add(len(prompt)),),
+            finish_reason="tool_calls",
+            prompt_token_ids=prompt,
+            token_ids=ids,
+            behavior_logprobs=(-0.5,) * len(ids),
+            policy="policy",
+            version_spans=(VersionSpan(version=0, start=0, end=len(ids)),),
+        )
+
+    model = ScriptedModel([sampled((1, 2), (3,)), sampled((1, 2, 3, 4), (5, 6))])
+    agent = Agent(llm=model, tools=[Adder()], max_turns=2)
+    async with open_bus("memory://") as bus:
+        requested = request_episode(environment=EXACT_MATCH)
+        episode = episode_of(await run_episode(bus, requested, agent.program()))
+    assert unanswered(episode) == set()
+    (row,) = rows_of(episode, ["agent"])
+    assert row.token_ids == (1, 2, 3, 4, 5, 6)
+    assert row.trained_positions == (2, 4, 5)
 
 
 async def test_two_malformed_calls_are_forgiven_the_third_ends_its_work() -> None:
     bad = ToolCall(id="c1", name="add", malformed="{")
     model = ScriptedModel([bad, bad, "done"])
     assert (await run(Agent(llm=model, tools=[Adder()]))).answer == "done"
-    model = ScriptedModel([bad], repeat_last=True)
+    model = ScriptedModel(lambda r: ToolCall(id=f"c{len(r.messages)}", name="add", malformed="{"))
     episode = await run(Agent(llm=model, tools=[Adder()]))
     assert (episode.reason, len(model.requests)) == ("malformed", 3)
+    assert unanswered(episode) == set()
 
 
 async def test_one_agent_serves_many_episodes_and_keeps_nothing() -> None:

@@ -44,6 +44,7 @@ from aworld_runtime.trajectory import episode_of
 from tests.episodes import (
     EXACT_MATCH,
     Adder,
+    adding,
     adding_program,
     of_kind,
     one,
@@ -387,6 +388,24 @@ async def test_a_log_cut_anywhere_twice_is_taken_over_and_ends_the_same() -> Non
         again = await read_all(bus, log)
     for cut in range(half + 1, len(again), 3):
         await take_over(again[:cut])
+
+
+async def test_a_log_cut_among_calls_that_were_refused_is_taken_over_and_makes_none() -> None:
+    model, tool = ScriptedModel(adding), Adder()
+    program = Agent("solver", llm=model, tools=[tool], max_turns=1).program()
+    async with open_bus("memory://") as bus:
+        whole = await run_episode(bus, request_episode(), program)
+    for cut in range(1, len(whole)):
+        async with open_bus("memory://") as bus:
+            log = episode_log(whole[0].episode_id or "")
+            await bus.append(log, 0, whole[:cut])
+            await owner_of(bus, whole[0], program, worker="w2").run()
+            events = await read_all(bus, log)
+        assert one(events, EpisodeFinished).reason == "turn_limit", cut
+        assert not tool.ran, cut
+        assert len(of_kind(events, ToolFailed)) == len(of_kind(events, ToolCalled)) == 3
+        report = await replay(events, program)
+        assert report.identical, (cut, report.divergence)
 
 
 async def test_a_finished_log_is_not_touched() -> None:
