@@ -199,12 +199,12 @@ async def _read_report(read_end: int, program: str) -> int:
     return int(words["pid"])
 
 
-def port_is_free(port: int) -> bool:
-    """Whether a program of ours could listen on it, on this machine alone."""
+def port_is_free(port: int, host: str = HOST) -> bool:
+    """Whether a program of ours could listen there: on a port of this machine's address `host`."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections don't count
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
         except OSError:
             return False
         return True

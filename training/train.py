@@ -23,7 +23,7 @@ from aworld_runtime.errors import (
 from aworld_runtime.events import utc_now
 from aworld_runtime.nodes.environment import load_environment
 from aworld_runtime.nodes.node import load_program
-from aworld_runtime.processes import port_is_free
+from aworld_runtime.processes import HOST, port_is_free
 from aworld_runtime.runtime import run_sync
 from aworld_runtime.store.open import open_store
 from aworld_runtime.store.sqlite import path_of
@@ -85,7 +85,7 @@ async def _train_new(config: TrainConfig, out: TextIO = sys.stdout) -> RunSummar
     config = with_store(config)
     _check_task(config)
     _, which = choose_sampler(config.sampler)
-    _check_ports(config)
+    _check_addresses(config)
     await _reach(config)
     model = await run_sync_in_thread(lambda: resolve_model(config.model, report=progress.say))
     run_id = f"{utc_now():%Y%m%d-%H%M%S}-{token_hex(3)}"
@@ -154,15 +154,23 @@ def with_store(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={"store": url})
 
 
-def _check_ports(config: TrainConfig) -> None:
-    """A port that was asked for must be free.
+def _check_addresses(config: TrainConfig) -> None:
+    """An address that was asked for must be this machine's, a port free.
 
     Raises:
         ConfigError: it isn't; names it.
     """
-    ports = {"bus_port": 0 if config.bus else config.bus_port, "sampler_port": config.sampler_port}
-    for key, port in ports.items():
-        if port and not port_is_free(port):
+    host = config.sampler_host
+    if host in {"", "0.0.0.0"} or not port_is_free(0, host):  # noqa: S104 - it is refused
+        raise ConfigError(
+            f"sampler_host={host!r}: is no address of this machine's by which a worker could reach it"
+        )
+    ports = {
+        "bus_port": (HOST, 0 if config.bus else config.bus_port),
+        "sampler_port": (host, config.sampler_port),
+    }
+    for key, (at, port) in ports.items():
+        if port and not port_is_free(port, at):
             raise ConfigError(
                 f"{key}={port}: another program has this port; choose another, or none for a free one"
             )

@@ -43,7 +43,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
-SETTINGS = SamplerSettings(max_model_len=1024, kv_cache_gb=1, publish_deadline=30)
+SETTINGS = SamplerSettings(host="127.0.0.2", max_model_len=1024, kv_cache_gb=1, publish_deadline=30)
 QUESTIONS = [
     "What is 47 + 38?",
     "Tell me a story about a fox, a crow and a piece of cheese, please.",

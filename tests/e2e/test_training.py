@@ -180,6 +180,8 @@ def refusal(run: TrainingRun, *arguments: str) -> str:
         (["--model", "/dev"], "/dev is no model: it lacks config.json"),
         (["--model", "gpt"], "'gpt' is neither 'smollm2' nor a folder"),
         (["--sampler", "llama"], "sampler='llama'"),
+        (["sampler_host=0.0.0.0"], "sampler_host='0.0.0.0': is no address of this machine's"),
+        (["sampler_host=192.0.2.1"], "sampler_host='192.0.2.1': is no address of this machine's"),
     ],
 )
 def test_wrong_input_is_one_line_and_leaves_nothing(

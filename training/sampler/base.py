@@ -50,6 +50,8 @@ class SamplerSettings(BaseModel):
     """Completions sampled at once."""
     threads: int | None = Field(default=None, gt=0)
     """Cores to compute on; None is all that this process may use."""
+    host: str = HOST
+    """This machine's address where it listens, by which others reach it."""
     port: int = Field(default=0, ge=0, lt=65536)
     """0 takes a free one."""
     start_deadline: float = Field(default=240.0, gt=0)
@@ -109,7 +111,7 @@ class SamplerProcess(ABC):
     @property
     def url(self) -> str:
         """Base of the API, without `/v1`."""
-        return f"http://{HOST}:{self.port}"
+        return f"http://{self.settings.host}:{self.port}"
 
     @property
     def pid(self) -> int | None:
@@ -126,8 +128,9 @@ class SamplerProcess(ABC):
 
         With `hold` it samples nothing before the first publish: the weights it starts with are old.
         """
-        if not port_is_free(self.port):
-            raise SamplerError(f"port {self.port} for the {self.kind} sampler is taken")
+        host = self.settings.host
+        if not port_is_free(self.port, host):
+            raise SamplerError(f"port {self.port} on {host} for the {self.kind} sampler is taken")
         environment = {**_import_path(), **self.environment(), HOLD: "1" if hold else None}
         try:
             self._process = await spawn(

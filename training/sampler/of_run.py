@@ -12,6 +12,7 @@ def sampler_of_run(folder: RunFolder, wiring: Wiring) -> SamplerProcess:
     """Not started: the launcher starts it, the trainer publishes to it."""
     config = folder.config
     settings = SamplerSettings(
+        host=config.sampler_host,
         port=wiring.sampler_port,
         max_model_len=config.sampler_max_len,
         max_batch=min(256, config.worker_num * config.slots),

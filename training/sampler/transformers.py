@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 
-from aworld_runtime.training.sampler.base import HOST, SamplerProcess, interpreter
+from aworld_runtime.training.sampler.base import SamplerProcess, interpreter
 
 
 class TransformersSampler(SamplerProcess):
@@ -19,7 +19,7 @@ class TransformersSampler(SamplerProcess):
         options = {
             "--model": str(self.model),
             "--policy": self.policy,
-            "--host": HOST,
+            "--host": self.settings.host,
             "--port": str(self.port),
             "--dtype": settings.dtype,
             "--max-model-len": str(settings.max_model_len),

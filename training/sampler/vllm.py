@@ -7,7 +7,6 @@ import json
 import os
 
 from aworld_runtime.training.sampler.base import (
-    HOST,
     SamplerProcess,
     SamplerSettings,
     interpreter,
@@ -28,7 +27,7 @@ class VllmSampler(SamplerProcess):
         options = {
             "--model": str(self.model),
             "--served-model-name": self.policy,
-            "--host": HOST,
+            "--host": self.settings.host,
             "--port": str(self.port),
             "--dtype": settings.dtype,
             "--max-model-len": str(settings.max_model_len),
