@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from aworld_runtime.messages import Data
+from aworld_runtime.processes import HOST
 from aworld_runtime.training.learner_config import LearnerConfig
+from aworld_runtime.urls import shown
 
 
 class TrainConfig(Data):
@@ -53,6 +55,8 @@ class TrainConfig(Data):
     learner_ranks: int = Field(default=1, ge=1)
     """Processes that hold gradients."""
     sampler: Literal["auto", "vllm", "transformers"] = "auto"
+    sampler_host: str = HOST
+    """This machine's address for the sampler; workers on other machines need one that they can reach."""
     sampler_port: int = Field(default=0, ge=0, lt=65536)
     """0 takes a free one."""
     sampler_max_len: int = Field(default=1024, ge=64)
@@ -71,3 +75,8 @@ class TrainConfig(Data):
     completions the sampler makes at once."""
     out: Path | None = None
     """The run's folder; none is runs/RUN."""
+
+    def shown(self) -> dict[str, JsonValue]:
+        """As it may be kept in logs and passed on: servers without their passwords."""
+        values = self.model_dump(mode="json")
+        return values | {key: shown(url) for key in ("bus", "store") if (url := values[key])}

@@ -15,7 +15,6 @@ from itertools import groupby
 
 import pyarrow as pa
 from pyarrow import parquet
-from pydantic import JsonValue
 
 from aworld_runtime.cli.shared import read_log
 from aworld_runtime.events import Event
@@ -38,7 +37,6 @@ from aworld_runtime.training.run_folder import RunFolder
 from aworld_runtime.training.run_state import Group, RunState
 from aworld_runtime.training.task import find_task
 from aworld_runtime.trajectory import Episode, episode_of
-from aworld_runtime.urls import shown
 
 SFT_MIN_REWARD = 0.9
 PREFERENCE_MIN_GAP = 0.3
@@ -165,7 +163,7 @@ async def _report(
         sampler=folder.wiring.sampler,
         workers=config.worker_num,
         seconds=(events[-1].time - events[0].time).total_seconds() if events else 0.0,
-        config=_shown(config.model_dump(mode="json"), "bus", "store"),
+        config=config.shown(),
         steps=tuple(StepRow(step=s, metrics=state.steps[s].metrics) for s in sorted(state.steps)),
         held_out=tuple(
             HeldOut(
@@ -183,19 +181,8 @@ async def _report(
             steps=(steps[0], steps[-1]) if steps else (0, 0),
         ),
         totals=totals.model_copy(update={"takeovers": sum(record.takeovers for record in records)}),
-        provenance=_shown(folder.provenance, "command"),
+        provenance=folder.provenance,
     )
-
-
-def _shown(values: dict[str, JsonValue], *keys: str) -> dict[str, JsonValue]:
-    """`values`, those of `keys` without passwords: a report is passed on."""
-
-    def hide(value: JsonValue) -> JsonValue:
-        if isinstance(value, list):
-            return [hide(part) for part in value]
-        return shown(value) if isinstance(value, str) else value
-
-    return {key: hide(value) if key in keys else value for key, value in values.items()}
 
 
 def _finished(groups: dict[str, Group], names: Iterable[str]) -> list[str]:

@@ -449,7 +449,7 @@ class Trainer:
             self._events = len(past)
             data: EventData = RunTakenOver(node=f"trainer/{self._run_id}")
             if not past:
-                data = RunStarted(kind="train", config=self._config.model_dump(mode="json"))
+                data = RunStarted(kind="train", config=self._config.shown())
             try:
                 await self._append(data)
             except Fenced:

@@ -97,6 +97,16 @@ async def test_a_run_takes_its_steps_and_counts_every_episode_once(
     assert len(trained) == len(set(trained)) == 4 * 2 * 3
 
 
+async def test_a_runs_log_holds_no_password(bus: Bus, tmp_path: Path) -> None:
+    servers = {"bus": "redis://me:secret@host/0", "store": "mongodb://me:secret@host/db"}
+    config = CONFIG.model_copy(update={**servers, "steps": 1})
+    async with working(bus):
+        await trainer(bus, tmp_path, RecordingLearner(tmp_path), config).run()
+    events = await log(bus)
+    assert "redis://me:***@host/0" in repr(events[0].data)
+    assert "secret" not in repr(events)
+
+
 async def test_synchronous_training_samples_each_batch_with_the_newest_version(
     bus: Bus, tmp_path: Path
 ) -> None:
