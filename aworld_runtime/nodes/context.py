@@ -355,7 +355,7 @@ class Context:
     ) -> Event:
         try:
             completion = await world.connect(asked).complete(request)
-        except Exception as error:  # noqa: BLE001 - the boundary: a client's crash is recorded, so a replay repeats it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: a client's crash is recorded, so a replay repeats it
             answer = self._event(_failure(error), correlation_id=requested.id)
         else:
             answer = self._event(
@@ -382,7 +382,7 @@ class Context:
         return self.event.caused(data, source=self._source, attempt=self.event.attempt, **metadata)
 
 
-def _failure(error: Exception) -> ModelFailed:
+def _failure(error: BaseException) -> ModelFailed:
     name = type(error).__name__
     if isinstance(error, ModelError):
         return ModelFailed(error=name, message=str(error))

@@ -49,7 +49,7 @@ def load_environment(reference: str) -> Environment:
     if isinstance(found, type):
         try:
             found = cast("type[object]", found)()
-        except Exception as error:  # the boundary: user code
+        except (Exception, SystemExit) as error:  # the boundary: user code
             raise UnknownProgramError(
                 f"environment {reference!r} failed with {type(error).__name__}: {error}"
             ) from error

@@ -89,7 +89,7 @@ def load_program(
             )
         try:
             found = cast("Callable[..., object]", found)(**arguments)
-        except Exception as error:  # the boundary: user code
+        except (Exception, SystemExit) as error:  # the boundary: user code
             raise UnknownProgramError(
                 f"{reference!r} failed with {type(error).__name__}: {error}"
             ) from error
@@ -117,6 +117,6 @@ def load(reference: str) -> object:
             found = getattr(found, name)
     except ImportError as error:
         raise UnknownProgramError(f"{reference!r}: can't import {module!r}: {error}") from error
-    except Exception as error:  # the boundary: importing runs user code
+    except (Exception, SystemExit) as error:  # the boundary: importing runs user code
         raise UnknownProgramError(f"{reference!r}: {type(error).__name__}: {error}") from error
     return found

@@ -391,7 +391,7 @@ class EpisodeOwner:
             for call in recorded:  # not sooner: the handler may be about to refuse it
                 if isinstance(call.data, ToolCalled):
                     self._spawn(self._run_tool, call)
-        except Exception as error:  # noqa: BLE001 - the boundary: an agent's crash becomes data
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: an agent's crash becomes data
             logger.warning(
                 "%s: %s failed on %s (seq %d): %s",
                 self.log,

@@ -37,7 +37,7 @@ async def call(tool: BaseTool, arguments: Mapping[str, JsonValue]) -> JsonValue:
         if len(str(error)) <= MAX_OUTPUT // 4:
             raise
         raise ToolError(cut(str(error))) from error
-    except Exception as error:  # the boundary: the agent is told, whatever it is
+    except (Exception, SystemExit) as error:  # the boundary: the agent is told, whatever it is
         raise ToolError(cut(f"{type(error).__name__}: {error}")) from error
     raise ToolTimeoutError(f"{spec.name} did not answer within {tool.timeout_s:g} s")
 

@@ -1,6 +1,7 @@
 """The context: what a handler sees, and how its journal repeats what it got."""
 # ruff: noqa: ARG002 - nodes have a given signature
 
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -20,8 +21,8 @@ from aworld_runtime.events import (
     ValueRecorded,
 )
 from aworld_runtime.messages import ModelSpec, ToolCall
-from aworld_runtime.models.base import ChatModel
-from aworld_runtime.models.scripted import ScriptedModel
+from aworld_runtime.models.base import ChatModel, ModelRequest
+from aworld_runtime.models.scripted import Reply, ScriptedModel
 from aworld_runtime.nodes.context import Context, Journal, journals
 from aworld_runtime.nodes.node import Program
 from tests.episodes import Adder, of_kind, one, owner_of, request_episode, run_episode
@@ -127,6 +128,15 @@ async def test_a_model_error_is_recorded_and_reaches_the_handler(bus: Bus) -> No
     events = await run_episode(bus, request_episode(), Program(nodes=(Patient(),)))
     assert one(events, ModelFailed).error == "ModelUnavailableError"
     assert one(events, EpisodeFinished).answer == "noticed"
+
+
+async def test_a_model_client_that_exits_is_a_model_error(bus: Bus) -> None:
+    def reply(_: ModelRequest) -> Reply:
+        sys.exit(3)
+
+    program = Agent("solver", llm=ScriptedModel(reply)).program()
+    events = await run_episode(bus, request_episode(), program)
+    assert one(events, ModelFailed).message == "SystemExit: 3"
 
 
 async def test_a_model_client_that_crashes_is_a_model_error(bus: Bus) -> None:

@@ -2,6 +2,7 @@
 # ruff: noqa: ARG002 - nodes, tools and environments have given signatures
 
 import logging
+import sys
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ from pydantic import JsonValue
 from aworld_runtime import Agent, BaseTool
 from aworld_runtime.bus.base import Bus, read_all
 from aworld_runtime.bus.open import open_bus
+from aworld_runtime.environments.base import Reward
 from aworld_runtime.errors import Fenced
 from aworld_runtime.events import (
     REFUSE_ABOVE,
@@ -30,7 +32,7 @@ from aworld_runtime.events import (
     ToolReturned,
     utc_now,
 )
-from aworld_runtime.messages import ToolCall, ToolSpec
+from aworld_runtime.messages import Task, ToolCall, ToolSpec
 from aworld_runtime.models.base import ModelRequest
 from aworld_runtime.models.scripted import Reply, ScriptedModel
 from aworld_runtime.names import episode_log
@@ -40,7 +42,7 @@ from aworld_runtime.nodes.owner import answer_event
 from aworld_runtime.nodes.tool_worker import ToolWorker
 from aworld_runtime.replay.replay import replay
 from aworld_runtime.tools.base import RemoteTool
-from aworld_runtime.trajectory import episode_of
+from aworld_runtime.trajectory import Episode, episode_of
 from tests.episodes import (
     EXACT_MATCH,
     Adder,
@@ -157,21 +159,43 @@ class Crashing:
     role = "crashing"
     subscriptions = ("episode.requested",)
 
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
     async def handle(self, ctx: Context, event: Event) -> None:
         ctx.emit(MessagePosted(content="I am about to fail"), to="nobody")
-        raise ZeroDivisionError("by zero")
+        raise self.error
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), SystemExit(3)])
 async def test_a_crashing_handler_ends_the_episode_with_its_error(
+    bus: Bus, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    events = await run_episode(bus, request_episode(), Program(nodes=(Crashing(error),)))
+    dead = one(events, DeliveryDeadLettered)
+    name = type(error).__name__
+    assert (dead.seq, dead.error, dead.message) == (1, name, str(error))
+    assert one(events, MessagePosted).content == "I am about to fail"
+    finished = one(events, EpisodeFinished)
+    assert (finished.reason, finished.error) == ("failed", f"crashing: {name}: {error}")
+
+
+class Exiting:
+    """An environment whose score is a script with an exit."""
+
+    async def score(self, task: Task, episode: Episode) -> Reward:
+        sys.exit("no judge")
+
+
+async def test_an_environment_that_exits_fails_its_episode(
     bus: Bus, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
-    events = await run_episode(bus, request_episode(), Program(nodes=(Crashing(),)))
-    dead = one(events, DeliveryDeadLettered)
-    assert (dead.seq, dead.error, dead.message) == (1, "ZeroDivisionError", "by zero")
-    assert one(events, MessagePosted).content == "I am about to fail"
-    finished = one(events, EpisodeFinished)
-    assert (finished.reason, finished.error) == ("failed", "crashing: ZeroDivisionError: by zero")
+    requested = request_episode(environment="tests.runtime.test_owner:Exiting")
+    program = Agent("solver", llm=ScriptedModel("done")).program()
+    finished = one(await run_episode(bus, requested, program), EpisodeFinished)
+    assert finished.error == "environment: SystemExit: no judge"
 
 
 class TooLarge:

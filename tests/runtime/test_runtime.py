@@ -100,6 +100,19 @@ def broken() -> Agent:
     raise RuntimeError("broken on purpose")
 
 
+def leaving() -> Agent:
+    sys.exit("a script's last line")
+
+
+async def test_a_program_that_exits_ends_the_episode_and_no_more(
+    store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    async with Runtime(bus="memory://", store=store) as runtime:
+        left = await runtime.run("tests.runtime.test_runtime:leaving", "q")
+    assert "failed with SystemExit: a script's last line" in (left.error or "")
+
+
 async def test_an_object_on_a_bus_of_several_processes_is_a_usage_error(store: str) -> None:
     runtime = Runtime(bus="redis://127.0.0.1:1", store=store)
     with pytest.raises(ConfigError, match="workers elsewhere can't see it"):

@@ -1,6 +1,7 @@
 """Tools: the calculator, functions as tools, names, and what `call` guards against."""
 
 import contextlib
+import sys
 import threading
 from typing import Annotated, Any
 
@@ -241,6 +242,22 @@ async def test_slow_tool_times_out() -> None:
 async def test_failure_is_told_with_its_type() -> None:
     with pytest.raises(ToolError, match="KeyError: 'no such row'"):
         await call(Probe(), {"fail": "no such row"})
+
+
+async def leave_async() -> None:
+    """As code that a command line calls does."""
+    sys.exit(3)
+
+
+def leave_in_a_thread() -> None:
+    """The same, off the event loop."""
+    sys.exit(3)
+
+
+@pytest.mark.parametrize("leave", [leave_async, leave_in_a_thread])
+async def test_a_tool_that_exits_has_failed_and_ends_nothing_else(leave: Any) -> None:
+    with pytest.raises(ToolError, match="SystemExit: 3"):
+        await call(tool(leave), {})
 
 
 async def test_flood_keeps_head_and_tail_and_says_what_was_cut() -> None:
