@@ -28,7 +28,6 @@ from aworld_runtime.trajectory import Episode, Trajectory
 
 ROLE = "solver"
 TOOL = "calculator"
-ENVIRONMENT = "aworld_runtime.training.calculator:CalculatorEnvironment"
 
 CALL = '<tool_call>{{"name": "calculator", "arguments": {{"expression": "{}"}}}}</tool_call>'
 
@@ -108,7 +107,6 @@ def _task(left: int, operator: str, right: int) -> Task:
         id=f"calculator:{left}{operator}{right}",
         prompt=f"What is {left} {operator} {right}?",
         data={"left": left, "operator": operator, "right": right, "answer": answer},
-        environment=ENVIRONMENT,
     )
 
 

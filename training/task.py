@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
+from aworld_runtime.environments.base import Environment, Split
 from aworld_runtime.errors import UnknownProgramError, UnknownTaskError
-from aworld_runtime.messages import Data
+from aworld_runtime.messages import Data, Task
 from aworld_runtime.nodes.node import load
 
 
@@ -51,3 +55,29 @@ def find_task(name: str) -> TrainingTask:
             f"task={name!r} is a {type(found).__name__}, not a TrainingTask; {known}"
         )
     return found
+
+
+def tasks_of(
+    training: TrainingTask, environment: Environment, split: Split, *, count: int, seed: int
+) -> list[Task]:
+    """Tasks of its environment, scored by it where they name no other.
+
+    Raises:
+        UnknownProgramError: the environment fails, or gives none, or something else.
+    """
+    reference = training.environment
+    try:
+        tasks = cast("Sequence[object]", environment.tasks(split, count=count, seed=seed))
+    except Exception as error:  # the boundary: user code
+        raise UnknownProgramError(
+            f"environment {reference!r}: tasks({split!r}, count={count}, seed={seed}) failed with"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    found = [task for task in tasks if isinstance(task, Task)]
+    if not found or len(found) < len(tasks):
+        raise UnknownProgramError(
+            f"environment {reference!r}: tasks({split!r}, count={count}, seed={seed}) must return Tasks, and some"
+        )
+    return [
+        task.model_copy(update={"environment": task.environment or reference}) for task in found
+    ]

@@ -53,7 +53,7 @@ from aworld_runtime.training.run_state import (
     group_name,
     parse_episode_name,
 )
-from aworld_runtime.training.task import TrainingTask
+from aworld_runtime.training.task import TrainingTask, tasks_of
 from aworld_runtime.trajectory import Episode, episode_of
 
 logger = logging.getLogger(__name__)
@@ -125,8 +125,12 @@ class Trainer:
         self._publisher = publisher
         self._folder = folder
         self._code_version = code_version
-        self._train_tasks = environment.tasks("train", count=config.train_tasks, seed=config.seed)
-        self._test_tasks = environment.tasks("test", count=config.evaluate_tasks, seed=config.seed)
+        self._train_tasks = tasks_of(
+            task, environment, "train", count=config.train_tasks, seed=config.seed
+        )
+        self._test_tasks = tasks_of(
+            task, environment, "test", count=config.evaluate_tasks, seed=config.seed
+        )
         self._log = run_log(run_id)
         self._events = 0
         self._state = RunState()

@@ -22,7 +22,6 @@ class VowelsEnvironment:
             Task(
                 id=f"vowels:{split}:{seed}:{number}",
                 prompt=f"Say the {number}th thing for {split}.",
-                environment="tests.e2e.vowels:VowelsEnvironment",
             )
             for number in range(count)
         ]
@@ -35,11 +34,6 @@ class VowelsEnvironment:
 
 class BrokenEnvironment(VowelsEnvironment):
     """Can't score anything."""
-
-    def tasks(self, split: Split, *, count: int, seed: int = 0) -> Sequence[Task]:
-        environment = "tests.e2e.vowels:BrokenEnvironment"
-        tasks = super().tasks(split, count=count, seed=seed)
-        return [task.model_copy(update={"environment": environment}) for task in tasks]
 
     async def score(self, task: Task, episode: Episode) -> Reward:  # noqa: ARG002
         raise RuntimeError("no judge")
