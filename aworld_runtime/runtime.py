@@ -113,12 +113,12 @@ class Runtime:
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool | None:
+    ) -> None:
         self._failure = error
         if isinstance(error, Exception):  # the caller's own: it stays as it is, in no group
             await self._stack.aclose()
-            return None
-        return await self._stack.__aexit__(kind, error, traceback)
+        else:  # what it makes of the error counts only where it raises: a body cut short has no result
+            await self._stack.__aexit__(kind, error, traceback)
 
     async def run(
         self, program: Runnable | str, task: str | Task, *, timeout_s: float | None = None

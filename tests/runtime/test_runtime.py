@@ -227,6 +227,18 @@ def test_a_failed_run_raises_with_the_command_that_shows_why(
         Agent().run("q")
 
 
+@pytest.mark.usefixtures("home")
+def test_an_interrupt_in_an_agents_code_ends_the_run_and_is_all_that_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def interrupt(_: ModelRequest) -> Reply:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Agent(llm=ScriptedModel(interrupt)).run("q")
+    assert "UnboundLocalError" not in caplog.text
+
+
 def test_an_interrupted_notebook_cell_ends_the_work(tmp_path: Path) -> None:
     """The interrupt comes while the cell waits for another thread's event loop."""
     script = """
