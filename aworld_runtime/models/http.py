@@ -7,6 +7,7 @@ package itself costs 0.5 s of CPU, httpx2 0.06 s.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,8 @@ import httpx2
 from anyio.lowlevel import RunVar
 
 from aworld_runtime.errors import ModelTimeoutError, ModelUnavailableError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -117,11 +120,13 @@ async def until_answered(
     timeout_s: float,
     patience_s: float,
     first_wait_s: float = FIRST_WAIT_S,
+    told: int = logging.WARNING,
 ) -> T:
     """Call `attempt` until it returns; it is told whether to use a fresh connection.
 
     A broken connection is tried once more at once, on a fresh one. After that, and for every other
-    `TryAgain`, waits grow exponentially with jitter, or are what the server asked for.
+    `TryAgain`, waits grow exponentially with jitter, or are what the server asked for. The log tells
+    of the first wait and then ever more rarely, at level `told`.
 
     Raises:
         ModelTimeoutError: `timeout_s` have passed.
@@ -145,8 +150,19 @@ async def until_answered(
                 give_up = min(deadline, time.monotonic() + patience_s)
             if fresh:
                 continue
-            if time.monotonic() + wait > give_up:
+            left = give_up - time.monotonic()
+            if wait > left:
                 raise ModelUnavailableError(f"{where}: {reason} (tried {failures} times)")
+            if failures.bit_count() == 1:
+                logger.log(
+                    told,
+                    "model at %s: %.200s; retrying in %.1f s (try %d, giving up in %.0f s)",
+                    where,
+                    reason,
+                    wait,
+                    failures + 1,
+                    left,
+                )
             await anyio.sleep(wait)
     after = f" (before that: {reason})" if reason else ""
     raise ModelTimeoutError(f"{where}: no answer within {timeout_s:.3g} s{after}")

@@ -12,6 +12,7 @@ doesn't, that is the system prompt's job (`hermes.render_tools`).
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -207,7 +208,11 @@ class PolicyModel:
                 return self._read(await _post(client, self._url, body), body)
 
         return await until_answered(
-            attempt, where=shown(self._url), timeout_s=left, patience_s=self._patience_s
+            attempt,
+            where=shown(self._url),
+            timeout_s=left,
+            patience_s=self._patience_s,
+            told=logging.DEBUG,  # the engine is paused whenever the policy gets new weights
         )
 
     def _read(self, response: httpx2.Response, body: dict[str, Any]) -> _Piece:

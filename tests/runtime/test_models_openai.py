@@ -139,6 +139,21 @@ async def test_overloaded_engine_is_asked_again_after_as_long_as_it_says() -> No
         assert (await complete(client(server), ask())).text == "hi there"
 
 
+async def test_an_engine_that_goes_on_failing_is_told_of_ever_more_rarely(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    down = Answer({"error": {"message": "boom"}}, status=500, headers={"Retry-After": "0"})
+    answers = iter([*[down] * 9, HELLO])
+    async with engine(lambda _: next(answers)) as server:
+        await complete(client(server), ask())
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert [t.partition("(")[2].partition(",")[0] for t in told] == [
+        f"try {n}" for n in (2, 3, 5, 9)
+    ]
+    assert told[0].startswith(f"model at {server.url}: HTTP 500 ")
+    assert told[0].endswith("retrying in 0.0 s (try 2, giving up in 5 s)")
+
+
 async def test_longer_wait_than_the_deadline_fails_at_once() -> None:
     answer = Answer({}, status=429, headers={"Retry-After": "3600"})
     async with engine(lambda _: answer) as server:
