@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from aworld_runtime.cli.shared import (
     LAST,
     add_json,
+    add_limit,
     add_store,
+    check_limit,
     find_episode,
     find_run,
     import_from_here,
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run", metavar="RUN", help="the episodes of this run (or last)")
     parser.add_argument("--all", action="store_true", help="every episode in the store")
-    parser.add_argument("--limit", type=int, default=ALL, help="with --run or --all: the newest N")
+    add_limit(parser, ALL, "with --run or --all: the newest N")
     parser.add_argument(
         "--program",
         metavar="MODULE:ATTRIBUTE",
@@ -52,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if sum([bool(arguments.episodes), bool(arguments.run), arguments.all]) > 1:
         raise UsageError("give episodes, or --run, or --all: one of them")
+    check_limit(arguments)
     import_from_here()
     return run_async(_replay_all, arguments)
 

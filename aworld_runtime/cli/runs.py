@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from aworld_runtime.cli.shared import (
     add_json,
+    add_limit,
     add_store,
+    check_limit,
     find_run,
     one_line,
     read_log,
@@ -27,14 +29,13 @@ ALL = 1_000_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "List the newest runs, or with --run the episodes of one."
     parser.add_argument("--run", metavar="RUN", help="a run's id, or last")
-    parser.add_argument(
-        "--limit", type=int, default=20, help="runs or episodes to list (default 20)"
-    )
+    add_limit(parser, 20, "runs or episodes to list (default 20)")
     add_store(parser)
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    check_limit(arguments)
     run_async(_episodes if arguments.run else _runs, arguments)
     return 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 from urllib.parse import urlsplit
 
-from aworld_runtime.errors import ConfigError, NotFoundError
+from aworld_runtime.errors import ConfigError, NotFoundError, UsageError
 from aworld_runtime.urls import shown
 
 if TYPE_CHECKING:
@@ -41,6 +41,20 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_limit(parser: argparse.ArgumentParser, default: int, text: str) -> None:
+    parser.add_argument("--limit", type=int, default=default, metavar="N", help=text)
+
+
+def check_limit(arguments: argparse.Namespace) -> None:
+    """Of a command that has `--limit`.
+
+    Raises:
+        UsageError: less than one is wanted.
+    """
+    if arguments.limit < 1:
+        raise UsageError(f"--limit {arguments.limit}: expected 1 or more")
 
 
 def run_async(work: Callable[[*Ts], Coroutine[None, None, T]], *arguments: *Ts) -> T:

@@ -144,6 +144,9 @@ def test_version_names_the_code(capsys: pytest.CaptureFixture[str]) -> None:
         (["worker"], "memory://' is inside one process"),
         (["worker", "--slots", "0"], "--slots 0: expected 1 or more"),
         (["replay", "x", "--all"], "one of them"),
+        (["replay", "--all", "--limit", "0"], "--limit 0: expected 1 or more"),
+        (["runs", "--limit", "0"], "--limit 0: expected 1 or more"),
+        (["runs", "--run", "last", "--limit", "-1"], "--limit -1: expected 1 or more"),
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_code_2(
