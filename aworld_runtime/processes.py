@@ -35,6 +35,8 @@ START_DEADLINE = 30.0
 KILL_DEADLINE = 2.0
 """Seconds for the guardian to kill the tree, before its process group is killed with it."""
 TAIL_BYTES = 64 * 1024
+RELEASE_S = 5.0
+"""Seconds in which a program that is being killed lets go of its port."""
 
 
 class ChildProcess:
@@ -208,6 +210,14 @@ def port_is_free(port: int, host: str = HOST) -> bool:
         except OSError:
             return False
         return True
+
+
+async def until_port_is_free(port: int, host: str = HOST) -> bool:
+    """Wait for a program that is being killed to let go of the port; whether it has."""
+    with anyio.move_on_after(RELEASE_S):
+        while not port_is_free(port, host):  # noqa: ASYNC110 - the kernel tells nobody
+            await anyio.sleep(0.05)
+    return port_is_free(port, host)
 
 
 def free_port() -> int:

@@ -26,7 +26,14 @@ import anyio
 from anyio.abc import SocketStream
 
 from aworld_runtime.errors import ConfigError, ProcessError
-from aworld_runtime.processes import HOST, ChildProcess, free_port, port_is_free, spawn
+from aworld_runtime.processes import (
+    HOST,
+    ChildProcess,
+    free_port,
+    port_is_free,
+    spawn,
+    until_port_is_free,
+)
 
 PROGRAMS = ("valkey-server", "redis-server")
 READY_DEADLINE = 5.0
@@ -127,6 +134,9 @@ class PrivateServer:
 
     async def _start_on_a_port(self, binary: Path) -> None:
         given = self.port
+        if given is not None and self.process is not None:
+            # Where its guardian was killed the former server may still be dying.
+            await until_port_is_free(given)
         for attempt in range(TRIES):
             port = given if given is not None else free_port()
             if not port_is_free(port):

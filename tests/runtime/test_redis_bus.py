@@ -27,7 +27,7 @@ from aworld_runtime.errors import (
     ProcessError,
 )
 from aworld_runtime.events import EpisodeTakenOver, Event, MessagePosted
-from aworld_runtime.processes import spawn
+from aworld_runtime.processes import HOST, spawn
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.anyio
@@ -79,6 +79,23 @@ async def test_a_private_server_keeps_data_and_port_over_restarts(tmp_path: Path
 async def test_a_taken_port_is_a_clear_error(server: PrivateServer, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"port {server.port} .* taken"):
         await PrivateServer(tmp_path / "other", server.port).start()
+
+
+async def test_a_server_is_started_again_while_the_former_one_still_holds_the_port(
+    server: PrivateServer,
+) -> None:
+    await kill(server)
+    assert server.port is not None
+    with socket.socket() as dying:
+        dying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        dying.bind((HOST, server.port))
+        dying.listen()
+        async with anyio.create_task_group() as group:
+            group.start_soon(server.start)
+            await anyio.wait_all_tasks_blocked()
+            dying.close()
+    async with open_bus(server.url) as bus:
+        assert await bus.last_seq("log") == 0
 
 
 async def test_two_servers_never_share_a_folder(server: PrivateServer) -> None:
