@@ -49,7 +49,7 @@ from aworld_runtime.names import episode_log, tool_queue
 from aworld_runtime.nodes.context import Context, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.tools.base import BaseTool, RemoteTool
-from aworld_runtime.tools.call import call, cut
+from aworld_runtime.tools.call import call, cut, told
 
 logger = logging.getLogger(__name__)
 
@@ -577,7 +577,7 @@ async def answer_call(
     try:
         content = await call(tool, request.arguments)
     except ToolError as error:
-        failed = ToolFailed(name=request.name, error=type(error).__name__, message=str(error))
+        failed = ToolFailed(name=request.name, error=type(error).__name__, message=told(error))
         return answer_event(called, failed, source=source)
     return answer_event(called, ToolReturned(name=request.name, content=content), source=source)
 

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 
 import anyio
+import pydantic_core
 from pydantic import JsonValue
 
 from aworld_runtime.errors import ToolArgumentsError, ToolError, ToolTimeoutError
@@ -21,35 +21,41 @@ MAX_OUTPUT = 32 * 1024
 
 
 async def call(tool: BaseTool, arguments: Mapping[str, JsonValue]) -> JsonValue:
-    """Call `tool` and return its result, cut to `MAX_OUTPUT`.
+    """Call `tool` and return its result, cut to `MAX_OUTPUT` and made fit for a log.
 
     Raises:
         ToolArgumentsError: an argument is missing or unknown, or the tool refused it.
         ToolTimeoutError: the tool took longer than its `timeout_s`.
         ToolError: anything else that went wrong in the tool, with the error's type and message.
     """
-    spec = tool.get_schema()
-    _check(spec, arguments)
     try:
+        spec = tool.get_schema()
+        _check(spec, arguments)
         with anyio.move_on_after(tool.timeout_s):
             return _capped(await tool.run(**arguments), spec.name)
-    except ToolError as error:
-        if len(str(error)) <= MAX_OUTPUT // 4:
-            raise
-        raise ToolError(cut(str(error))) from error
+    except ToolError:
+        raise
     except (Exception, SystemExit) as error:  # the boundary: the agent is told, whatever it is
-        raise ToolError(cut(f"{type(error).__name__}: {error}")) from error
+        raise ToolError(f"{type(error).__name__}: {told(error)}") from error
     raise ToolTimeoutError(f"{spec.name} did not answer within {tool.timeout_s:g} s")
 
 
 def cut(text: str, limit: int = MAX_OUTPUT) -> str:
-    """`text`, or its head and tail with a note between, in at most about `limit` bytes."""
+    """`text`, or its head and tail with a note between, in at most about `limit` bytes of valid Unicode."""
     raw = text.encode("utf-8", "replace")
     if len(raw) <= limit:
-        return text
+        return raw.decode()
     head, tail = raw[: limit * 3 // 4], raw[-(limit // 4) :]
     note = f"\n[... {len(raw) - len(head) - len(tail)} of {len(raw)} bytes cut ...]\n"
     return head.decode("utf-8", "ignore") + note + tail.decode("utf-8", "ignore")
+
+
+def told(error: BaseException) -> str:
+    """What `error` says, cut. Its `__str__` is the code of whoever raised it, and may fail too."""
+    try:
+        return cut(str(error))
+    except (Exception, SystemExit) as fault:  # noqa: BLE001 - the boundary: user code
+        return f"no message, its __str__ raised {type(fault).__name__}"
 
 
 def _check(spec: ToolSpec, arguments: Mapping[str, JsonValue]) -> None:
@@ -70,18 +76,14 @@ def _check(spec: ToolSpec, arguments: Mapping[str, JsonValue]) -> None:
 
 
 def _capped(result: JsonValue, name: str) -> JsonValue:
-    """`result`; as text, cut, where it is too large."""
+    """`result` as it is read from a log; as text, cut, where it is too large."""
     if isinstance(result, str):
         return cut(result)
-    if result is None or isinstance(result, int):
-        return result
-    if isinstance(result, float) and math.isfinite(result):
-        return result
     try:
         text = json.dumps(result, ensure_ascii=False, allow_nan=False)
+        shorter = cut(text)
+        return pydantic_core.from_json(text) if shorter == text else shorter
     except (TypeError, ValueError, RecursionError) as error:
         raise ToolError(
             f"{name} returned a {type(result).__name__} that can't be written as JSON: {error}"
         ) from error
-    shorter = cut(text)
-    return result if shorter is text else shorter

@@ -280,3 +280,70 @@ async def test_large_structure_becomes_cut_text() -> None:
 async def test_result_that_is_no_json_is_an_error() -> None:
     with pytest.raises(ToolError, match="probe returned a list that can't be written as JSON"):
         await call(Probe(), {"nan": True})
+
+
+def nested(depth: int) -> JsonValue:
+    value: JsonValue = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+class Returning(BaseTool):
+    """Returns what it was made with, without a look at it."""
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def get_schema(self) -> ToolSpec:
+        return ToolSpec(name="returning")
+
+    async def run(self, **arguments: JsonValue) -> JsonValue:  # noqa: ARG002 - BaseTool's signature
+        return self.result
+
+
+@pytest.mark.parametrize(
+    "result, read",
+    [
+        ("a\ud800", "a?"),
+        ({"\ud800": 1}, '{"?": 1}'),
+        ({1: (2, 3)}, {"1": [2, 3]}),
+        (2**64, 2**64),
+        (True, True),
+        (None, None),
+    ],
+)
+async def test_a_result_is_what_a_log_can_hold(result: Any, read: JsonValue) -> None:
+    assert await call(Returning(result), {}) == read
+
+
+@pytest.mark.parametrize(
+    "result",
+    [10**5000, {"n": 10**5000}, nested(300), nested(3000), b"\xff"],
+    ids=["digits", "digits inside", "deep", "deeper", "bytes"],
+)
+async def test_a_result_that_no_log_can_hold_is_an_error(result: Any) -> None:
+    with pytest.raises(ToolError, match="that can't be written as JSON"):
+        await call(Returning(result), {})
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (ValueError("a\ud800"), "ValueError: a?"),
+        (MuteError(), "MuteError: no message, its __str__ raised RuntimeError"),
+    ],
+)
+async def test_whatever_a_tool_raises_can_be_told(error: Exception, said: str) -> None:
+    @tool(name="failing", description="Fails.")
+    def failing() -> None:
+        raise error
+
+    with pytest.raises(ToolError) as raised:
+        await call(failing, {})
+    assert str(raised.value) == said
