@@ -499,7 +499,8 @@ class Registry:
 
         Raises:
             PayloadTooLargeError: above 8 MiB.
-            MalformedEventError: text that is no Unicode, such as half a surrogate pair.
+            MalformedEventError: what `decode` would refuse: half a surrogate pair, a number of 5000 digits, lists in
+                lists 200 deep.
         """
         try:
             body = event.__pydantic_serializer__.to_json(event, exclude_defaults=True)
@@ -510,6 +511,10 @@ class Registry:
                 f"event {event.type} has {len(body)} bytes; at most {REFUSE_ABOVE} fit in a log: store the content"
                 " elsewhere and put a reference into the event"
             )
+        try:
+            pydantic_core.from_json(body)
+        except ValueError as error:
+            raise MalformedEventError(f"event {event.type} can't be read again: {error}") from error
         return b"z" + zlib.compress(body, 1) if len(body) > COMPRESS_ABOVE else body
 
     def decode(self, body: bytes, *, seq: int = 0) -> Event:

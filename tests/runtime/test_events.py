@@ -357,6 +357,22 @@ def test_text_that_utf_8_cannot_hold_is_refused_with_our_own_error(registry: Reg
         registry.encode(event)
 
 
+def nested(depth: int) -> JsonValue:
+    value: JsonValue = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("content", [9**9999, nested(200)], ids=["number", "depth"])
+def test_what_could_not_be_read_again_is_not_written(
+    registry: Registry, content: JsonValue
+) -> None:
+    event = at_a_fixed_time(ToolReturned(name="power", content=content))
+    with pytest.raises(MalformedEventError, match="can't be read again"):
+        registry.encode(event)
+
+
 # --- types ---------------------------------------------------------------------------------------
 
 
