@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +30,7 @@ from aworld_runtime.bus.base import Bus, NodeInfo, read_all
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.config import Settings
-from aworld_runtime.errors import AWorldError, SamplerError, TrainingError
+from aworld_runtime.errors import AWorldError, Fenced, SamplerError, TrainingError, first_error
 from aworld_runtime.events import Event, NodeJoined, NodeLeft, RunFinished, utc_now
 from aworld_runtime.names import run_log
 from aworld_runtime.nodes.archiver import Archiver
@@ -70,7 +70,6 @@ class Launcher:
         self._version = code_version
         self._say = say
         self._follow = follow
-        self._server: PrivateServer | None = None
 
     async def run(
         self, *, model: Path, sampler: Literal["vllm", "transformers"], resumed: bool
@@ -92,8 +91,6 @@ class Launcher:
             past = await bus.last_seq(run_log(self._run_id))
             try:
                 async with anyio.create_task_group() as parts:
-                    if self._server is not None:
-                        parts.start_soon(self._keep_bus, self._server)
                     await self._announce_itself(parts, bus)
                     self._start_workers(parts, bus, url)
                     parts.start_soon(self._keep_learner, bus, past)
@@ -101,8 +98,12 @@ class Launcher:
                     await self._watch(bus, past)
                     parts.cancel_scope.cancel()
             except BaseException as error:
-                failed = isinstance(error, Exception)
-                await _archive_what_is(archiver, DRAIN_FAILED_S if failed else DRAIN_INTERRUPTED_S)
+                if isinstance(error, Exception):
+                    end = RunFinished(reason="failed", detail=str(first_error(error)))
+                    await self._leave(bus, archiver, end, DRAIN_FAILED_S)
+                else:
+                    end = RunFinished(reason="interrupted")
+                    await self._leave(bus, archiver, end, DRAIN_INTERRUPTED_S)
                 raise
             self._say("writing the last events to the store")
             await archiver.drain(DRAIN_S)
@@ -130,7 +131,10 @@ class Launcher:
         server = PrivateServer(self._folder.bus, self._config.bus_port or None)
         await server.start()
         stack.push_async_callback(server.stop)
-        self._server = server
+        # Until the end of all that uses it: what is left of the log is still written to the store.
+        keeping = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(keeping.cancel_scope.cancel)
+        keeping.start_soon(self._keep_bus, server)
         self._say(f"event bus: private server at {server.url}")
         return server.url
 
@@ -296,20 +300,32 @@ class Launcher:
                         raise TrainingError(event.data.detail)
                     return
 
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    async def _leave(self, bus: Bus, archiver: Archiver, end: RunFinished, seconds: float) -> None:
+        """After an error, which is what the user must see: not why this fails too."""
+        with anyio.move_on_after(seconds + 1, shield=True):
+            try:
+                await self._end(bus, end)
+                await archiver.drain(seconds)
+            except AWorldError as error:
+                logger.warning("the run's last events are not in the store yet: %s", error)
+
+    async def _end(self, bus: Bus, end: RunFinished) -> None:
+        """Write how the run ended into its log, in place of its trainer, which has been stopped; unless it has ended."""
+        log = run_log(self._run_id)
+        last = await bus.last_seq(log)
+        newest = await bus.read(log, last, limit=1) if last else []
+        if newest and not isinstance(newest[0].data, RunFinished):
+            event = Event.of(end, source=f"launcher/{self._run_id}", run_id=self._run_id)
+            with suppress(Fenced):  # by a new owner, who goes on with the run
+                await bus.append(log, last, [event])
+
 
 async def _announce(bus: Bus, node: NodeInfo) -> None:
     while True:
         await bus.announce(node)
         await anyio.sleep(ANNOUNCE_EVERY_S)
-
-
-async def _archive_what_is(archiver: Archiver, seconds: float) -> None:
-    """After an error, which is what the user must see: not why this fails too."""
-    with anyio.move_on_after(seconds + 1, shield=True):
-        try:
-            await archiver.drain(seconds)
-        except AWorldError as error:
-            logger.warning("the run's last events are not in the store yet: %s", error)
 
 
 class Losses:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import time
+from collections.abc import Generator
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
@@ -12,6 +15,7 @@ from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import read_all
 from aworld_runtime.events import EpisodeClaimed, EpisodeFinished, RunFinished
 from aworld_runtime.names import episode_log
+from aworld_runtime.store.open import open_store
 from aworld_runtime.training.run_state import RunState, episode_name
 from tests.e2e.conftest import NewRun
 from tests.e2e.training_run import TrainingRun
@@ -40,6 +44,21 @@ async def ends_well(run: TrainingRun) -> RunState:
     assert await run.finish() == 0, run.told()
     await run.no_process_left()
     return await run.assert_counted_once()
+
+
+async def state_in_store(run: TrainingRun) -> str | None:
+    """How the run ended; None while it goes on."""
+    async with open_store(run.store) as store:
+        [record] = await store.runs()
+    return record.reason
+
+
+@contextmanager
+def writing_held_up(run: TrainingRun) -> Generator[None]:
+    """Nothing can be written to its SQLite store."""
+    with closing(sqlite3.connect(run.place / "store.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
 
 
 async def in_flight(run: TrainingRun, bus: Bus) -> dict[str, str]:
@@ -130,6 +149,22 @@ async def test_a_learner_that_leaves_without_a_word_stops_the_run(new_run: NewRu
     await run.no_process_left()
 
 
+async def test_a_worker_that_dies_again_and_again_ends_the_run(new_run: NewRun) -> None:
+    run = await begun(new_run(worker_num=1))
+
+    def given_up() -> bool:
+        for pid in set(run.processes("cli worker")) - set(run.processes("guardian.py")):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return run.code is not None
+
+    await wait_until(given_up, 40, "the end of the run")
+    assert run.code == 1
+    assert "died 6 times" in run.told()
+    assert await state_in_store(run) == "failed"
+    await run.no_process_left()
+
+
 async def test_ctrl_c_leaves_no_process_and_resumes(new_run: NewRun) -> None:
     run = await begun(new_run())
     began = time.monotonic()
@@ -139,8 +174,15 @@ async def test_ctrl_c_leaves_no_process_and_resumes(new_run: NewRun) -> None:
     await run.no_process_left()
     assert f"continue with aworld train --resume {run.path}" in run.told()
     assert "Traceback" not in run.told()
+    assert await state_in_store(run) == "interrupted"
     run.resume()
+
+    async def running() -> bool:
+        return await state_in_store(run) is None
+
+    await wait_until(running, 30, "the run goes on")
     await ends_well(run)
+    assert await state_in_store(run) == "done"
 
 
 async def test_sigterm_before_anything_has_started_is_a_ctrl_c(new_run: NewRun) -> None:
@@ -155,9 +197,14 @@ async def test_sigterm_before_anything_has_started_is_a_ctrl_c(new_run: NewRun) 
     await ends_well(run)
 
 
-async def test_the_launcher_killed_resumes(new_run: NewRun) -> None:
+async def test_the_launcher_killed_resumes_and_the_bus_killed_at_the_very_end_is_read_out(new_run: NewRun) -> None:
     run = await begun(new_run(checkpoint_every=2))
     run.kill()
     await run.no_process_left(3)
     run.resume()
+    await run.until_told("step 3/3")
+    with writing_held_up(run):
+        await run.until_told("writing the last events to the store")
+        kill(run, "-server 127.0.0.1:")
+        await run.until_told("event bus died")
     await ends_well(run)
