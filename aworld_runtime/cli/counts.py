@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from aworld_runtime.events import (
     FAILURES,
@@ -33,6 +34,8 @@ class Counts(Data):
     """The run ended before they did, or before their group was complete."""
     takeovers: int = 0
     by_reason: dict[str, int] = {}
+    last_news: datetime
+    """When something was last heard of the run, or of one of its episodes."""
 
     def __str__(self) -> str:
         text = (
@@ -82,8 +85,20 @@ def count(run: RunRecord, log: Sequence[Event], episodes: Sequence[EpisodeRecord
         in_flight=pending if run.finished is None else 0,
         uncounted=0 if run.finished is None else pending,
         takeovers=sum(e.takeovers for e in episodes),
-        by_reason=dict(Counter(e.status or "running" for e in episodes).most_common()),
+        by_reason=dict(Counter(status(e, run) for e in episodes).most_common()),
+        last_news=max([run.started, *_times(log, episodes)]),
     )
+
+
+def status(episode: EpisodeRecord, run: RunRecord) -> str:
+    """How it ended, or that it runs; what runs no longer when its run ends was interrupted."""
+    return episode.status or ("running" if run.finished is None else "interrupted")
+
+
+def _times(log: Sequence[Event], episodes: Sequence[EpisodeRecord]) -> Iterator[datetime]:
+    yield from (event.time for event in log)
+    for episode in episodes:
+        yield from (time for time in (episode.started, episode.finished) if time is not None)
 
 
 def _failed_places(episodes: Sequence[EpisodeRecord]) -> list[tuple[str, int]]:

@@ -10,6 +10,7 @@ from aworld_runtime.cli.shared import (
     add_json,
     add_limit,
     add_store,
+    ago,
     check_limit,
     find_run,
     one_line,
@@ -52,8 +53,11 @@ async def counts_of(store: Store, record: RunRecord) -> Counts:
     )
 
 
-def state(record: RunRecord) -> str:
-    return "running" if record.finished is None else (record.reason or "done")
+def state(record: RunRecord, found: Counts) -> str:
+    """How it ended; else when there was news of it: one that was killed could not say so."""
+    if record.finished is not None:
+        return record.reason or "done"
+    return f"running, last news {ago(found.last_news)}"
 
 
 async def _runs(arguments: argparse.Namespace) -> None:
@@ -62,14 +66,14 @@ async def _runs(arguments: argparse.Namespace) -> None:
         counts = [await counts_of(store, record) for record in records]
     if arguments.json:
         for record, found in zip(records, counts, strict=True):
-            print(json.dumps({**record.model_dump(mode="json"), **found.model_dump()}))
+            print(json.dumps({**record.model_dump(mode="json"), **found.model_dump(mode="json")}))
         return
     rows = [
         (
             record.id,
             record.kind,
             f"{record.started:%Y-%m-%d %H:%M:%S}",
-            state(record),
+            state(record, found),
             found.requested,
             found.finished,
             found.takeovers,
@@ -97,23 +101,25 @@ async def _episodes(arguments: argparse.Namespace) -> None:
         found = await counts_of(store, record)
     if arguments.json:
         listed = [episode.model_dump(mode="json") for episode in episodes]
-        print(json.dumps({"run": record.id, **found.model_dump(), "episodes": listed}))
+        print(json.dumps({"run": record.id, **found.model_dump(mode="json"), "episodes": listed}))
         return
     head = ("EPISODE", "STATUS", "REWARD", "TURNS", "TOKENS", "TAKEOVERS", "SECONDS", "ANSWER")
     if episodes:
-        print(table(head, [_row(episode) for episode in episodes]))
+        print(table(head, [_row(episode, record) for episode in episodes]))
     if len(episodes) == arguments.limit:
         print(f"… the newest {arguments.limit}; --limit shows more")
     print(f"run {record.id}: {found}")
 
 
-def _row(episode: EpisodeRecord) -> tuple[object, ...]:
+def _row(episode: EpisodeRecord, run: RunRecord) -> tuple[object, ...]:
+    from aworld_runtime.cli.counts import status
+
     seconds = "-"
     if episode.started and episode.finished:
         seconds = f"{(episode.finished - episode.started).total_seconds():.2f}"
     return (
         episode.id,
-        episode.status or "running",
+        status(episode, run),
         "-" if episode.reward is None else f"{episode.reward:.3f}",
         episode.turns,
         episode.usage.prompt_tokens + episode.usage.completion_tokens,

@@ -7,6 +7,7 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 from urllib.parse import urlsplit
@@ -157,6 +158,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def ago(moment: datetime) -> str:
+    """How long it has been, as one says it."""
+    passed = max((datetime.now(UTC) - moment).total_seconds(), 0)
+    for unit, seconds in (("days", 86400), ("h", 3600), ("min", 60)):
+        if passed >= 2 * seconds:
+            return f"{passed / seconds:.0f} {unit} ago"
+    return f"{passed:.0f} s ago"
 
 
 def one_line(text: str, width: int) -> str:

@@ -29,13 +29,13 @@ async def _status(arguments: argparse.Namespace) -> None:
         metrics = await store.metrics(record.id)
     step, latest = metrics[-1] if metrics else (None, {})
     if arguments.json:
-        status = {**record.model_dump(mode="json"), **found.model_dump()}
+        status = {**record.model_dump(mode="json"), **found.model_dump(mode="json")}
         print(json.dumps({**status, "step": step, "metrics": latest}))
         return
     seconds = ((record.finished or datetime.now(UTC)) - record.started).total_seconds()
     print(f"run       {record.id} ({record.kind})")
     print(f"started   {record.started:%Y-%m-%d %H:%M:%S} UTC, {seconds:.0f} s")
-    print(f"state     {state(record)}")
+    print(f"state     {state(record, found)}")
     print(f"episodes  {found}; takeovers {found.takeovers}")
     for reason, number in found.by_reason.items():
         print(f"          {reason} {number}")

@@ -13,6 +13,8 @@ import urllib.request
 from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,17 +29,19 @@ from aworld_runtime.cli.counts import count
 from aworld_runtime.cli.replay import side_by_side
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.events import (
+    EpisodeRequested,
     Event,
     EventData,
     GroupCompleted,
     GroupRequested,
+    NodeJoined,
     RunFinished,
     RunStarted,
     RunTakenOver,
     utc_now,
 )
 from aworld_runtime.messages import Task
-from aworld_runtime.names import run_log
+from aworld_runtime.names import episode_log, run_log
 from aworld_runtime.runtime import Runtime, run_sync
 from aworld_runtime.store.base import EpisodeRecord, RunRecord
 from aworld_runtime.store.open import open_store
@@ -45,6 +49,7 @@ from aworld_runtime.version import code_version
 from tests.services import missing
 from tests.waiting import wait_until, wait_until_sync
 
+STORE = "sqlite:///.aworld/aworld.db"
 ROOT = Path(__file__).parents[2]
 PROJECT = f"""
 import sys
@@ -234,6 +239,41 @@ def test_the_log_of_a_resumed_run_goes_on_after_its_first_end(aworld: Aworld) ->
     shown = aworld("log", "r").stdout
     assert [line.split()[0] for line in shown.splitlines()] == ["1", "2", "3", "4"]
     assert aworld("log", "r", "--follow").stdout == shown
+
+
+async def story(*events: Event, episode: str | None = None) -> None:
+    """Archive a run `r`, and perhaps one episode of it that has not ended."""
+    async with Runtime(store=STORE, slots=0) as runtime:
+        await runtime.bus.append(run_log("r"), 0, events)
+        if episode is not None:
+            task = Task(id="t", prompt="q")
+            asked = EpisodeRequested(task=task, program="mine:dice")
+            event = Event.of(asked, source="trainer/r", run_id="r", episode_id=episode)
+            await runtime.bus.append(episode_log(episode), 0, [event])
+
+
+def run_event(data: EventData, *, ago: timedelta = timedelta()) -> Event:
+    return Event.of(data, source="trainer/r", run_id="r", time=utc_now() - ago)
+
+
+def test_a_run_that_goes_on_says_when_it_was_last_heard_of(aworld: Aworld) -> None:
+    begun = run_event(RunStarted(kind="train"), ago=timedelta(hours=3))
+    joined = run_event(NodeJoined(node="worker/w1", kind="worker"), ago=timedelta(minutes=5))
+    run_sync(story, begun, joined)
+    assert "state     running, last news 5 min ago" in aworld("status", "r").stdout
+    assert re.search(r"^r .* running, last news 5 min ago ", aworld("runs").stdout, re.MULTILINE)
+    assert json.loads(aworld("status", "r", "--json").stdout)["last_news"].startswith("20")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_episode_that_its_run_has_left_was_interrupted(aworld: Aworld, ended: bool) -> None:
+    events = [run_event(RunStarted(kind="run"))]
+    if ended:
+        events.append(run_event(RunFinished(reason="interrupted")))
+    run_sync(partial(story, *events, episode="e1"))
+    status = "interrupted" if ended else "running"
+    assert re.search(rf"^e1 +{status} ", aworld("runs", "--run", "r").stdout, re.MULTILINE)
+    assert f"{status} 1" in aworld("status", "r").stdout
 
 
 def test_replay_shows_the_first_difference_and_exits_with_1(aworld: Aworld) -> None:
