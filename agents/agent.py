@@ -53,14 +53,14 @@ class Agent:
 
     Args:
         name: its role, unique in a swarm.
-        llm: its model; a run may give the role another one.
+        llm: its model, or the name of one, as `LLMClient` takes it; a run may give the role another.
         system_prompt: its instructions.
         tools: names of built-in tools, `BaseTool`s or functions. It can call no others.
         examples: worked turns shown before the task.
         max_turns: completions after which it stops with `turn_limit`.
 
     Raises:
-        ConfigError: a reserved or empty name, `max_turns` below 1.
+        ConfigError: a reserved or empty name, `max_turns` below 1, an `llm` that is no model.
         UnknownToolError: a tool name that isn't built in.
     """
 
@@ -70,7 +70,7 @@ class Agent:
         self,
         name: str = "agent",
         *,
-        llm: ChatModel | None = None,
+        llm: ChatModel | str | None = None,
         conf: AgentConfig | None = None,
         system_prompt: str = "",
         tools: Sequence[str | BaseTool | Callable[..., object]] = (),
@@ -88,6 +88,12 @@ class Agent:
                 model_name=conf.llm_model_name,
                 base_url=conf.llm_base_url,
                 api_key=conf.llm_api_key.get_secret_value() if conf.llm_api_key else None,
+            )
+        elif isinstance(llm, str):
+            llm = LLMClient(llm)
+        elif llm is not None and not hasattr(llm, "complete"):
+            raise ConfigError(
+                f"agent {name!r}: llm={llm!r:.80} is no model; expected LLMClient('openai/MODEL') or the like"
             )
         self.role = name
         self.llm = llm

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pydantic import JsonValue, SecretStr
@@ -10,7 +11,7 @@ from aworld_runtime import Agent, AgentConfig, BaseTool, LLMClient, Runners
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.errors import ConfigError, ToolError, UnknownToolError
 from aworld_runtime.messages import Completion, Message, ToolCall, ToolSpec, VersionSpan
-from aworld_runtime.models.base import ModelRequest
+from aworld_runtime.models.base import ChatModel, ModelRequest
 from aworld_runtime.models.scripted import Reply, ScriptedModel
 from aworld_runtime.training.projection import rows_of
 from aworld_runtime.trajectory import Episode, episode_of
@@ -144,7 +145,13 @@ def test_a_name_that_cannot_be_a_role_is_refused(name: str) -> None:
         Agent(name)
 
 
+def test_a_model_by_its_name() -> None:
+    assert Agent(llm="openai/gpt-4o").llm == LLMClient("openai/gpt-4o")
+
+
 def test_wrong_settings_are_refused_with_their_value() -> None:
+    with pytest.raises(ConfigError, match=r"agent 'a': llm=7 is no model; expected LLMClient"):
+        Agent("a", llm=cast("ChatModel", 7))
     with pytest.raises(ConfigError, match="max_turns=0; expected 1 or more"):
         Agent(max_turns=0)
     with pytest.raises(UnknownToolError, match="unknown tool 'calcluator'; known: calculator"):
