@@ -18,11 +18,16 @@ class Swarm:
     """`Swarm(solver, verifier)`: each agent gets the task and the answer before; the last one's answer counts.
 
     Raises:
-        ConfigError: no agents, or two with one name.
+        ConfigError: no agents, something else than agents, or two with one name.
     """
 
     def __init__(self, *members: Agent, agents: Sequence[Agent] = ()) -> None:
         self.agents = (*members, *agents)
+        for agent in self.agents:
+            if not isinstance(agent, Agent):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigError(
+                    f"a swarm is made of agents, Swarm(solver, verifier); this one was given {agent!r:.80}"
+                )
         names = [agent.role for agent in self.agents]
         if not names:
             raise ConfigError("a swarm needs at least one agent: Swarm(solver, verifier)")

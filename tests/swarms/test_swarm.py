@@ -1,6 +1,7 @@
 """A serial swarm, and its rules as a pure function."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,12 @@ def test_a_swarm_of_nobody_or_of_namesakes_is_refused() -> None:
         Swarm()
     with pytest.raises(ConfigError, match="share the name a"):
         Swarm(Agent("a"), Agent("a"))
+
+
+@pytest.mark.parametrize("given", ["a", [Agent("a"), Agent("b")]])
+def test_a_swarm_of_something_else_is_refused_and_told_how_it_is_made(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Swarm\(solver, verifier\); this one was given ['\[]"):
+        Swarm(given)
 
 
 def test_multi_agent_group_is_a_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
