@@ -20,7 +20,7 @@ import anyio
 from aworld_runtime.bus.base import Bus, Mail, read_all
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.config import Settings
-from aworld_runtime.errors import AWorldError, ConfigError, NotFoundError
+from aworld_runtime.errors import AWorldError, ConfigError, NotFoundError, UsageError
 from aworld_runtime.events import (
     EpisodeFinished,
     EpisodeRequested,
@@ -137,9 +137,12 @@ class Runtime:
         """Queue one episode; returns its id.
 
         Raises:
+            UsageError: a task or a program that is none.
             ConfigError: a program that workers elsewhere can't import.
         """
         task = Task(id=new_id(), prompt=task) if isinstance(task, str) else task
+        if not isinstance(task, Task):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"task must be text or a Task, not {type(task).__name__}")
         episode_id = new_id()
         requested = Event.of(
             EpisodeRequested(task=task, program=self._reference(program), seed=seed),
@@ -170,6 +173,10 @@ class Runtime:
     def _reference(self, program: Runnable | str) -> str:
         if isinstance(program, str):
             return program
+        if not hasattr(program, "program"):
+            raise UsageError(
+                f"expected an agent, a swarm or module:attribute, not {type(program).__name__}"
+            )
         if not self.bus.url.startswith("memory:"):
             raise ConfigError(
                 f"{type(program).__name__} object on bus {self.bus.url}: workers elsewhere can't see it;"

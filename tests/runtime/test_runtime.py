@@ -5,13 +5,14 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from aworld_runtime import Agent, LLMClient, Runners, Runtime
 from aworld_runtime.bus.base import NodeInfo, read_all
-from aworld_runtime.errors import AWorldError, ConfigError, NotFoundError
+from aworld_runtime.errors import AWorldError, ConfigError, NotFoundError, UsageError
 from aworld_runtime.events import EpisodeFinished, EpisodeRequested, Event
 from aworld_runtime.messages import Task, ToolCall
 from aworld_runtime.models.base import ModelRequest
@@ -117,6 +118,16 @@ async def test_an_object_on_a_bus_of_several_processes_is_a_usage_error(store: s
     runtime = Runtime(bus="redis://127.0.0.1:1", store=store)
     with pytest.raises(ConfigError, match="workers elsewhere can't see it"):
         await runtime.submit(swarm, "Add.")
+
+
+async def test_what_is_no_task_or_no_program_is_a_usage_error(store: str) -> None:
+    no_task: Any = {"q": 1}
+    no_program: Any = echo
+    async with Runtime(bus="memory://", store=store) as runtime:
+        with pytest.raises(UsageError, match="task must be text or a Task, not dict"):
+            await runtime.submit(swarm, no_task)
+        with pytest.raises(UsageError, match=r"expected an agent, a swarm or .*, not function"):
+            await runtime.submit(no_program, "q")
 
 
 async def test_a_result_that_was_not_submitted_here(store: str) -> None:
