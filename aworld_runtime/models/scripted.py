@@ -63,13 +63,13 @@ class ScriptedModel:
         """The next reply.
 
         Raises:
-            ModelRejectedError: the replies are used up.
+            ModelRejectedError: the replies are used up, or this one is none.
         """
         self.requests.append(request)
         reply = self._next(request)
         if self._delay_s:
             await anyio.sleep(self._delay_s)
-        return _completion(reply)
+        return _completion(reply, self._name)
 
     async def aclose(self) -> None:
         """Nothing to release."""
@@ -94,7 +94,7 @@ def _one_by_one(
     return following
 
 
-def _completion(reply: Reply) -> Completion:
+def _completion(reply: Reply, name: str) -> Completion:
     match reply:
         case Exception():
             raise reply
@@ -104,5 +104,9 @@ def _completion(reply: Reply) -> Completion:
             return Completion(text=reply)
         case ToolCall():
             return Completion(tool_calls=(reply,), finish_reason="tool_calls")
-        case _:
+        case Sequence():
             return Completion(tool_calls=tuple(reply), finish_reason="tool_calls")
+        case _:
+            raise ModelRejectedError(
+                f"scripted model {name!r} replied with {reply!r:.80}; expected text, tool calls or a Completion"
+            )

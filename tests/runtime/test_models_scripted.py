@@ -1,5 +1,7 @@
 """The scripted model."""
 
+from typing import Any
+
 import anyio
 import pytest
 
@@ -42,6 +44,14 @@ async def test_exception_is_raised_and_the_script_goes_on() -> None:
     with pytest.raises(ModelUnavailableError, match="down"):
         await model.complete(ask())
     assert (await model.complete(ask())).text == "up"
+
+
+async def test_a_function_that_returns_nothing_is_told_so() -> None:
+    def forgot(_: ModelRequest) -> Any:
+        """No return."""
+
+    with pytest.raises(ModelRejectedError, match="'scripted' replied with None; expected text"):
+        await ScriptedModel(forgot).complete(ask())
 
 
 async def test_callable_serves_many_at_once() -> None:
