@@ -50,6 +50,8 @@ class Group:
     """Index → attempts that have ended."""
     finished: dict[int, str] = field(default_factory=dict[int, str])
     """Index → the episode that counts."""
+    failure: str | None = None
+    """Of the last of its episodes that failed."""
     completed: GroupCompleted | None = None
 
 
@@ -148,6 +150,8 @@ class RunState:
         group.attempts[index] = max(attempt, group.attempts.get(index, 0))
         if data.reason not in FAILURES:
             group.finished[index] = episode_id
+        else:
+            group.failure = f"{episode_id} {data.reason} ({data.error})"
 
     def _place(self, episode_id: str) -> tuple[Group, int, int] | None:
         """Group, index and attempt of an episode; None where no group has such a place."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import cast
 
 from aworld_runtime.environments.base import Environment, Split
 from aworld_runtime.errors import UnknownProgramError, UnknownTaskError
 from aworld_runtime.messages import Data, Task
+from aworld_runtime.nodes.environment import load_environment
 from aworld_runtime.nodes.node import load
 
 
@@ -55,6 +57,25 @@ def find_task(name: str) -> TrainingTask:
             f"task={name!r} is a {type(found).__name__}, not a TrainingTask; {known}"
         )
     return found
+
+
+def environment_of(training: TrainingTask) -> Environment:
+    """Its environment, if it has what an environment must have.
+
+    Raises:
+        UnknownProgramError: it can't be imported or made, or has no `tasks` or no asynchronous `score`.
+    """
+    reference = training.environment
+    environment = load_environment(reference)
+    if not callable(getattr(environment, "tasks", None)):
+        raise UnknownProgramError(
+            f"environment {reference!r} has no tasks(split, *, count, seed) that returns Tasks"
+        )
+    if not inspect.iscoroutinefunction(inspect.unwrap(environment.score)):
+        raise UnknownProgramError(
+            f"environment {reference!r}: score must be async and return a Reward"
+        )
+    return environment
 
 
 def tasks_of(

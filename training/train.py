@@ -13,6 +13,7 @@ from anyio.to_thread import run_sync as run_sync_in_thread
 
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.config import Settings
+from aworld_runtime.environments.base import Split
 from aworld_runtime.errors import (
     BusUnavailableError,
     ConfigError,
@@ -21,7 +22,6 @@ from aworld_runtime.errors import (
     first_error,
 )
 from aworld_runtime.events import utc_now
-from aworld_runtime.nodes.environment import load_environment
 from aworld_runtime.nodes.node import load_program
 from aworld_runtime.processes import HOST, port_is_free
 from aworld_runtime.runtime import run_sync
@@ -35,10 +35,11 @@ from aworld_runtime.training.run_folder import RunFolder
 from aworld_runtime.training.sampler import choose_sampler
 from aworld_runtime.training.smollm2 import resolve_model
 from aworld_runtime.training.summary import RunSummary, write_results
-from aworld_runtime.training.task import find_task
+from aworld_runtime.training.task import environment_of, find_task, tasks_of
 from aworld_runtime.urls import shown
 from aworld_runtime.version import code_version
 
+SPLITS: tuple[Split, ...] = ("train", "test")
 REACH_S = 3.0
 """Seconds for the servers that were named to answer."""
 
@@ -137,7 +138,9 @@ def _check_task(config: TrainConfig) -> None:
         UsageError: it isn't, or doesn't.
     """
     task = find_task(config.task)
-    load_environment(task.environment)
+    environment = environment_of(task)
+    for split in SPLITS:
+        tasks_of(task, environment, split, count=1, seed=config.seed)
     reference = config.program or task.program
     roles = {node.role for node in load_program(reference, {}, {}).nodes}
     if missing := [role for role in task.roles if role not in roles]:

@@ -278,8 +278,11 @@ class Trainer:
             for r in done.rewards
         ]
         if not rewards:
+            failures = [failure for name in names if (failure := self._state.groups[name].failure)]
             raise TrainingError(
-                f"evaluation after step {step}: no episode could be scored; see aworld runs --run {self._run_id}"
+                f"evaluation after step {step}: no episode could be scored:"
+                f" {failures[0] if failures else 'none has a reward'};"
+                f" score must be async and return a Reward; see aworld runs --run {self._run_id}"
             )
         metrics = {
             "reward/mean": sum(rewards) / len(rewards),

@@ -31,8 +31,16 @@ from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.training.rows import TrainingRow
 from aworld_runtime.training.run_state import RunState
+from aworld_runtime.training.task import TrainingTask
 from aworld_runtime.training.trainer import Trainer
-from tests.training.trainer_case import CASE, FAILING, SERVED, RecordingLearner, RecordingPublisher
+from tests.training.trainer_case import (
+    BARE,
+    CASE,
+    FAILING,
+    SERVED,
+    RecordingLearner,
+    RecordingPublisher,
+)
 
 CONFIG = TrainConfig(
     task="tests.training.trainer_case:CASE",
@@ -63,14 +71,18 @@ async def working(bus: Bus) -> AsyncGenerator[None]:
 
 
 def trainer(
-    bus: Bus, folder: Path, learner: RecordingLearner, config: TrainConfig = CONFIG
+    bus: Bus,
+    folder: Path,
+    learner: RecordingLearner,
+    config: TrainConfig = CONFIG,
+    task: TrainingTask = CASE,
 ) -> Trainer:
     return Trainer(
         bus=bus,
         run_id="r",
         config=config,
-        task=CASE,
-        environment=load_environment(CASE.environment),
+        task=task,
+        environment=load_environment(task.environment),
         model=None,
         learner=learner,
         publisher=RecordingPublisher(),
@@ -445,6 +457,16 @@ async def test_an_episode_queued_again_while_it_runs_counts_once(
         await trainer(bus, tmp_path, RecordingLearner(tmp_path), config).run()
     ended = [e.episode_id for e in await log(bus) if isinstance(e.data, EpisodeFinished)]
     assert len(ended) == len(set(ended)) < len(told)
+
+
+async def test_a_run_none_of_whose_episodes_can_be_scored_says_why(
+    bus: Bus, tmp_path: Path
+) -> None:
+    with pytest.raises(ExceptionGroup) as stopped:
+        async with working(bus):
+            await trainer(bus, tmp_path, RecordingLearner(tmp_path), task=BARE).run()
+    why = "scored: r.g00001.0.3 failed .environment: AttributeError: 'float' object has no attribute .*"
+    assert stopped.group_contains(TrainingError, match=why + "must be async and return a Reward")
 
 
 async def test_a_run_without_workers_stops_with_a_message(bus: Bus, tmp_path: Path) -> None:

@@ -34,6 +34,13 @@ class CountingEnvironment:
         )
 
 
+class BareEnvironment(CountingEnvironment):
+    """Its verdict is a number, and no `Reward`."""
+
+    async def score(self, task: Task, episode: Episode) -> Reward:  # noqa: ARG002
+        return 1.0  # pyright: ignore[reportReturnType]
+
+
 def reply(request: ModelRequest) -> Completion:
     prompt = request.messages[-1].content
     if prompt in FAILING:
@@ -60,6 +67,7 @@ CASE = TrainingTask(
     program="tests.training.trainer_case:build",
     roles=("solver",),
 )
+BARE = CASE.model_copy(update={"environment": "tests.training.trainer_case:BareEnvironment"})
 
 
 class RecordingLearner:
