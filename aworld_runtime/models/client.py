@@ -25,6 +25,8 @@ PROVIDERS = {
     "vllm": "http://localhost:8000/v1",
 }
 """Provider → address of its OpenAI-compatible API."""
+HOSTED = frozenset(url for url in PROVIDERS.values() if url.startswith("https:"))
+"""Addresses that answer nobody without a key."""
 
 
 class ModelDefaults(Data):
@@ -91,7 +93,7 @@ class LLMClient:
         """The model itself; close it after use.
 
         Raises:
-            ConfigError: no model name, or no address.
+            ConfigError: no model name, no address, or no key where one is needed.
         """
         return from_spec(self.spec(defaults), api_key=self.api_key, defaults=defaults)
 
@@ -146,4 +148,9 @@ def _key(base_url: str, defaults: ModelDefaults) -> str | None:
     key = defaults.api_key
     if key is None and base_url == PROVIDERS["openai"]:
         key = defaults.openai_api_key
+    if key is None and base_url in HOSTED:
+        variables = "AWORLD_LLM_API_KEY"
+        if base_url == PROVIDERS["openai"]:
+            variables = f"OPENAI_API_KEY or {variables}"
+        raise ConfigError(f"no API key for {base_url}: set {variables}, or give api_key")
     return key.get_secret_value() if key is not None else None

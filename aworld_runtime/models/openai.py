@@ -159,6 +159,8 @@ class OpenAIModel:
         reason = f"HTTP {error.status_code} {self._without_key(error.message):.500}"
         if error.status_code in TRY_AGAIN or error.status_code >= 500:
             return TryAgain(reason, after=retry_after(error.response.headers))
+        if error.status_code == 401 and self._api_key == NO_KEY:
+            reason += " (no key was sent: set AWORLD_LLM_API_KEY, or give api_key)"
         return ModelRejectedError(f"{shown(self._base_url)}: {reason}")
 
     def _without_key(self, text: str) -> str:

@@ -175,6 +175,24 @@ async def test_wrong_key_is_rejected_and_never_shown(caplog: pytest.LogCaptureFi
         assert "sk-ve" not in text
 
 
+async def test_an_engine_that_wanted_a_key_says_how_to_give_one() -> None:
+    async with engine(lambda _: Answer({}, status=401)) as server:
+        with pytest.raises(ModelRejectedError, match="no key was sent: set AWORLD_LLM_API_KEY"):
+            await complete(client(server, api_key=None), ask())
+
+
+@pytest.mark.parametrize(
+    "model, variables",
+    [
+        ("openai/gpt-5", "OPENAI_API_KEY or AWORLD_LLM_API_KEY"),
+        ("deepseek/deepseek-chat", "AWORLD_LLM_API_KEY"),
+    ],
+)
+def test_a_hosted_model_without_a_key_names_the_variable(model: str, variables: str) -> None:
+    with pytest.raises(ConfigError, match=f"no API key for https://.*: set {variables}, or"):
+        LLMClient(model).connect()
+
+
 async def test_broken_connection_is_tried_once_more() -> None:
     answers = iter([HELLO, Answer(drop=True), HELLO, Answer(drop=True), Answer(drop=True)])
     async with engine(lambda _: next(answers)) as server:
@@ -216,7 +234,7 @@ def test_one_client_serves_one_event_loop_after_another() -> None:
 
 
 def test_provider_prefix_gives_the_address_and_any_other_name_needs_one() -> None:
-    known = from_spec(ModelSpec(model="deepseek/deepseek-chat"))
+    known = from_spec(ModelSpec(model="deepseek/deepseek-chat"), api_key=KEY)
     assert known.name == "deepseek-chat"
     assert LLMClient("Qwen/Qwen3-4B", base_url="http://x/v1").connect().name == "Qwen/Qwen3-4B"
     with pytest.raises(
@@ -252,7 +270,8 @@ def test_environment_gives_defaults_but_no_key_to_strangers(
     model = LLMClient().connect(settings.llm)
     assert model.name == "gpt-5"
     assert key_of(model) == KEY
-    assert key_of(LLMClient("deepseek/deepseek-chat").connect(settings.llm)) != KEY
+    with pytest.raises(ConfigError, match=r"no API key for https://api\.deepseek\.com"):
+        LLMClient("deepseek/deepseek-chat").connect(settings.llm)
     assert key_of(LLMClient("m", base_url="http://x/v1").connect(settings.llm)) != KEY
 
 
