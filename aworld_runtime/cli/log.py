@@ -80,16 +80,21 @@ async def _log(arguments: argparse.Namespace) -> None:
 
 
 class Tree:
-    """Lays a log out by cause."""
+    """Lays a log out by cause.
+
+    Mail is older than its place in the log: it is shown at the time of what stands before it, so that time never runs back.
+    """
 
     def __init__(self, width: int) -> None:
         self._width = max(width, NARROWEST)
         self._depths: dict[str, int] = {}
         self._began: datetime | None = None
+        self._now: datetime | None = None
 
     def note(self, event: Event) -> int:
         """Remember the event; returns how deep it stands."""
         self._began = self._began or event.time
+        self._now = max(self._now or event.time, event.time)
         depth = self._depths.get(event.causation_id or "", -1) + 1
         self._depths[event.id] = depth
         return min(depth, DEEPEST)
@@ -98,8 +103,8 @@ class Tree:
         from aworld_runtime.cli.gist import gist
 
         depth = self.note(event)
-        began = self._began or event.time
-        offset = (event.time - began).total_seconds()
+        began, now = self._began or event.time, self._now or event.time
+        offset = (now - began).total_seconds()
         start = f"{event.seq:>5} {offset:>9.3f}  {'  ' * depth}{event.role}  {event.type}  "
         return start + one_line(gist(event), max(self._width - len(start), NARROWEST // 2))
 

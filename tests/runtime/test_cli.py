@@ -35,6 +35,7 @@ from aworld_runtime.events import (
     GroupCompleted,
     GroupRequested,
     NodeJoined,
+    NodeLeft,
     RunFinished,
     RunStarted,
     RunTakenOver,
@@ -254,6 +255,19 @@ async def story(*events: Event, episode: str | None = None) -> None:
 
 def run_event(data: EventData, *, ago: timedelta = timedelta()) -> Event:
     return Event.of(data, source="trainer/r", run_id="r", time=utc_now() - ago)
+
+
+def test_the_time_in_a_log_never_runs_back(aworld: Aworld) -> None:
+    """Mail is sent before its owner writes it down: here even before the run has begun."""
+    sent = run_event(NodeJoined(node="worker/w1", kind="worker"), ago=timedelta(seconds=5))
+    begun = run_event(RunStarted(kind="train"), ago=timedelta(seconds=3))
+    ended = run_event(RunFinished(reason="done"), ago=timedelta(seconds=1))
+    late = run_event(NodeLeft(node="worker/w1"), ago=timedelta(seconds=2))
+    run_sync(story, begun, sent, ended, late)
+    rows = [line.split()[:2] for line in aworld("log", "r").stdout.splitlines()]
+    times = [float(time) for _, time in rows]
+    assert [seq for seq, _ in rows] == ["1", "2", "3", "4"]
+    assert times == pytest.approx([0, 0, 2, 2], abs=0.1)
 
 
 def test_a_run_that_goes_on_says_when_it_was_last_heard_of(aworld: Aworld) -> None:
