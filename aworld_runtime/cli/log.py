@@ -1,4 +1,4 @@
-"""`aworld log EPISODE`: what happened, event by event, indented by cause. Runs no user code."""
+"""`aworld log EPISODE`: what happened, event by event. Runs no user code."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ DEEPEST = 12
 LOOK_AGAIN_S = 0.2
 """A store tells nobody that it has grown, so following one in another process means looking."""
 NARROWEST = 60
+ROLE = 12
+TYPE = 20
+"""Columns, wide enough for nearly all; a log is shown while it grows, so what comes later isn't known."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an episode, a run, or last (the newest episode; the default)",
     )
     parser.add_argument("--follow", action="store_true", help="go on until the episode ends")
+    parser.add_argument("--tree", action="store_true", help="indent each type below its cause's")
     parser.add_argument("--all", action="store_true", help="delivery.handled, too")
     add_bus(parser)
     add_store(parser)
@@ -60,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _log(arguments: argparse.Namespace) -> None:
-    tree = Tree(shutil.get_terminal_size((160, 24)).columns)
+    layout = Layout(shutil.get_terminal_size((160, 24)).columns, tree=arguments.tree)
     ended = False
     async with _events(arguments) as (events, last):
         async for event in events:
@@ -68,9 +72,9 @@ async def _log(arguments: argparse.Namespace) -> None:
                 fields = event.model_dump_json(exclude_defaults=True)
                 print(f'{{"seq":{event.seq},{fields[1:]}', flush=arguments.follow)
             elif arguments.all or event.type != "delivery.handled":
-                print(tree.line(event), flush=arguments.follow)
+                print(layout.line(event), flush=arguments.follow)
             else:
-                tree.note(event)
+                layout.note(event)
             if event.type in {"episode.finished", "run.finished"}:
                 ended = True
             elif event.type == "run.taken_over":  # resumed
@@ -79,13 +83,14 @@ async def _log(arguments: argparse.Namespace) -> None:
                 return
 
 
-class Tree:
-    """Lays a log out by cause.
+class Layout:
+    """Lays a log out in columns, the types indented by cause where that is wanted.
 
     Mail is older than its place in the log: it is shown at the time of what stands before it, so that time never runs back.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, tree: bool) -> None:
+        self._tree = tree
         self._width = max(width, NARROWEST)
         self._depths: dict[str, int] = {}
         self._began: datetime | None = None
@@ -105,7 +110,8 @@ class Tree:
         depth = self.note(event)
         began, now = self._began or event.time, self._now or event.time
         offset = (now - began).total_seconds()
-        start = f"{event.seq:>5} {offset:>9.3f}  {'  ' * depth}{event.role}  {event.type}  "
+        kind = f"{'  ' * depth}{event.type}" if self._tree else event.type
+        start = f"{event.seq:>5} {offset:>9.3f}  {event.role:<{ROLE}}  {kind:<{TYPE}}  "
         return start + one_line(gist(event), max(self._width - len(start), NARROWEST // 2))
 
 

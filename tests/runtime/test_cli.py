@@ -210,8 +210,8 @@ def test_run_log_replay(aworld: Aworld) -> None:
     assert f"run       {runs['id']} (run)" in status.stdout
 
     log = aworld("log")
-    assert re.search(r"solver  tool\.called  add\(a=10, b=20\)", log.stdout)
-    assert re.search(r"episode\.finished  answered 'checked: 100'\n$", log.stdout)
+    assert re.search(r"solver +tool\.called +add\(a=10, b=20\)", log.stdout)
+    assert re.search(r"episode\.finished +answered 'checked: 100'\n$", log.stdout)
     events = [json.loads(line) for line in aworld("log", "--json").stdout.splitlines()]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     followed = aworld("log", events[0]["episode_id"], "--follow")
@@ -221,6 +221,18 @@ def test_run_log_replay(aworld: Aworld) -> None:
     replayed = aworld("replay", "last")
     assert replayed.returncode == 0
     assert "identical 1, different 0, unreadable 0, live_calls 0" in replayed.stdout
+
+
+def test_a_log_has_columns_and_a_tree_where_it_is_asked_for(aworld: Aworld) -> None:
+    aworld("run", "mine:swarm", "Add it all")
+    kinds = "episode.requested", "message.posted", "tool.called", "episode.finished"
+
+    def columns(*arguments: str) -> set[int]:
+        lines = aworld("log", *arguments).stdout.splitlines()
+        return {line.index(f" {kind} ") for line in lines for kind in kinds if f" {kind} " in line}
+
+    assert len(columns()) == 1
+    assert len(columns("--tree")) > 2
 
 
 def test_the_log_of_a_resumed_run_goes_on_after_its_first_end(aworld: Aworld) -> None:
