@@ -255,7 +255,7 @@ class Launcher:
     async def _keep_bus(self, server: PrivateServer) -> None:
         losses = Losses("event bus", f"bus/{self._run_id}")
         while (process := server.process) is not None:
-            code = await process.wait()
+            code = await server.watch()
             losses.add(process.log_tail(LAST_WORDS))
             self._say(f"event bus died (exit code {code}): starting it again with its data")
             await server.start()

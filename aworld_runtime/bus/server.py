@@ -41,6 +41,10 @@ READY_DEADLINE = 5.0
 LOAD_DEADLINE = 120.0
 """Seconds it may take to read its data back, once it answers."""
 POLL_S = 0.01
+HUNG_S = 10.0
+"""Seconds without any answer after which a running server is taken for hung. Clients give up after 30."""
+PINGS = 5
+"""In so many seconds; counted, for a machine that slept has asked none."""
 TRIES = 3
 """Ports to try where none was asked for; another program may take one between look and start."""
 
@@ -113,6 +117,17 @@ class PrivateServer:
             self._unlock_folder()
             raise
 
+    async def watch(self, hung_s: float = HUNG_S) -> int:
+        """Wait until it has ended; returns its exit code. One that hangs is killed."""
+        if self.process is None:
+            raise RuntimeError("nothing runs: start it first")
+        process = self.process
+        async with anyio.create_task_group() as beside:
+            beside.start_soon(self._kill_if_hung, process, hung_s / PINGS / 2)
+            await process.wait()
+            beside.cancel_scope.cancel()
+        return await process.wait()
+
     async def stop(self) -> None:
         """Stop it; its data stays in the folder. May be called again."""
         if self.process is not None:
@@ -154,6 +169,16 @@ class PrivateServer:
                 raise
             self.process, self.port = process, port
             return
+
+    async def _kill_if_hung(self, process: ChildProcess, ping_s: float) -> None:
+        missed = 0
+        while missed < PINGS:
+            facts: dict[str, str] = {}
+            with anyio.move_on_after(ping_s):
+                facts = await _ask(self.port or 0)
+            missed = 0 if facts else missed + 1
+            await anyio.sleep(ping_s)
+        await process.stop(grace=0)
 
     def _command(self, binary: Path, port: int) -> list[str]:
         settings = {

@@ -98,6 +98,21 @@ async def test_a_server_is_started_again_while_the_former_one_still_holds_the_po
         assert await bus.last_seq("log") == 0
 
 
+async def test_a_server_that_hangs_is_killed(server: PrivateServer) -> None:
+    assert server.process is not None
+    codes: list[int] = []
+
+    async def watch() -> None:
+        codes.append(await server.watch(hung_s=0.5))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        with pytest.raises(ProcessError, match="still runs"):
+            await server.process.wait(deadline=1.0)  # it answers, so it is left alone
+        server.process.send_signal(signal.SIGSTOP)
+    assert codes == [-signal.SIGKILL]
+
+
 async def test_two_servers_never_share_a_folder(server: PrivateServer) -> None:
     with pytest.raises(ConfigError, match="another private server uses"):
         await PrivateServer(server.folder).start()
