@@ -14,9 +14,16 @@ from typing import TypeVar
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
+from pydantic import JsonValue
 
 from aworld_runtime.bus import Bus, Delivery, FeedEntry, Mail, NodeInfo, Subscription
-from aworld_runtime.errors import Fenced, NotFoundError, PayloadTooLargeError, RequestTimeoutError
+from aworld_runtime.errors import (
+    Fenced,
+    MalformedEventError,
+    NotFoundError,
+    PayloadTooLargeError,
+    RequestTimeoutError,
+)
 from aworld_runtime.events import (
     REFUSE_ABOVE,
     EpisodeForked,
@@ -264,6 +271,34 @@ async def test_an_event_above_the_cap_is_refused_wherever_it_goes(bus: Bus) -> N
         await bus.send_mail("log", huge)
     with pytest.raises(PayloadTooLargeError):
         await bus.put("queue", huge)
+    assert await bus.read("log") == []
+    assert await bus.backlog("queue") == 0
+
+
+def nested(depth: int) -> JsonValue:
+    value: JsonValue = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["\ud800", {"\ud800": 1}, [9**9999], nested(200)],
+    ids=["text", "key", "number", "depth"],
+)
+async def test_an_event_that_could_not_be_read_again_is_refused_wherever_it_goes(
+    bus: Bus, content: JsonValue
+) -> None:
+    event = Event.of(ToolReturned(name="any", content=content), source="any/1")
+    with pytest.raises(MalformedEventError):
+        await bus.append("log", 0, [event])
+    with pytest.raises(MalformedEventError):
+        await bus.send_mail("log", event)
+    with pytest.raises(MalformedEventError):
+        await bus.put("queue", event)
+    with pytest.raises(MalformedEventError):
+        await bus.reply(note("asked"), event)
     assert await bus.read("log") == []
     assert await bus.backlog("queue") == 0
 

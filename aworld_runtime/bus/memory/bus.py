@@ -24,7 +24,8 @@ from aworld_runtime.events import REFUSE_ABOVE, Event, Registry
 from aworld_runtime.names import episode_log
 
 WEIGH_ABOVE = REFUSE_ABOVE // 8
-"""Weight above which an event is encoded to see whether it may pass; its JSON is at most 6 times that."""
+"""Weight above which an event is encoded to see whether it may pass; its JSON is at most 6 times that, and what may
+not be writable weighs more."""
 YIELD_EVERY = 8
 """Calls after which one lets other tasks run, so that a busy loop of calls doesn't starve them."""
 
@@ -56,7 +57,7 @@ class MemoryBus:
         self, log: str, expected_seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()
     ) -> int:
         for event in events:
-            self._check_size(event)
+            self._check(event)
         await self._let_others_run()
         entry = self._log(log)
         if expected_seq != entry.last and not entry.may_begin_at(expected_seq, events):
@@ -115,7 +116,7 @@ class MemoryBus:
     # mail
 
     async def send_mail(self, log: str, event: Event) -> None:
-        self._check_size(event)
+        self._check(event)
         await self._let_others_run()
         self._mail(log, on_its_way(event))
 
@@ -127,7 +128,7 @@ class MemoryBus:
     # queues
 
     async def put(self, queue: str, event: Event, *, at: datetime | None = None) -> None:
-        self._check_size(event)
+        self._check(event)
         await self._let_others_run()
         work = Work(on_its_way(event))
         delay_s = 0.0 if at is None else (at - datetime.now(UTC)).total_seconds()
@@ -177,7 +178,7 @@ class MemoryBus:
         return reply.answer
 
     async def reply(self, request: Event, answer: Event) -> None:
-        self._check_size(answer)
+        self._check(answer)
         await self._let_others_run()
         if request.episode_id is not None:
             self._mail(episode_log(request.episode_id), on_its_way(answer))
@@ -248,7 +249,7 @@ class MemoryBus:
         entry.mail[number] = Mail(str(number), log, event)
         entry.mailed.notify_all()
 
-    def _check_size(self, event: Event) -> None:
+    def _check(self, event: Event) -> None:
         if weight(event.data) > WEIGH_ABOVE:
             self._registry.encode(event)
 

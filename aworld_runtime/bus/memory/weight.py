@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -10,32 +11,50 @@ MANY = 32
 """A longer tuple that begins with a number is one of token ids or logprobs, and counts as a whole."""
 
 
+DEEP = 100
+LONG = 8 * 1024
+UNSURE = sys.maxsize
+"""Weighs a payload that may be none that can be written and read again: with half a character, a number of more than
+`LONG` bits, or what lies more than `DEEP` levels down."""
+
+
 def weight(value: Any) -> int:
     """About how many bytes a payload holds: never less than a sixth of its JSON."""
     total = 0
-    rest: list[Any] = [value]
-    while rest:
-        item = rest.pop()
-        total += 8
-        kind = cast("type[object]", type(item))
-        if kind is str:
-            total += len(item)
-        elif kind is int:
-            total += item.bit_length() >> 3
-        elif kind is dict:
-            mapping = cast("dict[str, Any]", item)
-            total += sum(map(len, mapping))
-            rest += mapping.values()
-        elif kind is list:
-            rest += item
-        elif kind is tuple:
-            if len(item) > MANY and isinstance(item[0], int | float):
+    level: list[Any] = [value]
+    for _ in range(DEEP):
+        below: list[Any] = []
+        for item in level:
+            total += 8
+            kind = cast("type[object]", type(item))
+            if kind is str:
+                total += len(item) if item.isascii() else _weight_of_text(item)
+            elif kind is int:
+                bits = item.bit_length()
+                total += bits >> 3 if bits <= LONG else UNSURE
+            elif kind is dict:
+                mapping = cast("dict[str, Any]", item)
+                below += mapping.keys()
+                below += mapping.values()
+            elif kind is tuple and len(item) > MANY and isinstance(item[0], int | float):
                 total += 8 * len(item)
-            else:
-                rest += item
-        elif isinstance(item, BaseModel):
-            total += 16 * len(item.__dict__)
-            rest += item.__dict__.values()
-        elif isinstance(item, str | bytes):
-            total += len(item)
-    return total
+            elif kind is list or kind is tuple:
+                below += item
+            elif isinstance(item, BaseModel):
+                total += 16 * len(item.__dict__)
+                below += item.__dict__.values()
+            elif isinstance(item, str):
+                total += _weight_of_text(item)
+            elif isinstance(item, bytes):
+                total += len(item)
+        if not below:
+            return total
+        level = below
+    return UNSURE
+
+
+def _weight_of_text(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return UNSURE
