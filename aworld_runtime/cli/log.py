@@ -21,7 +21,6 @@ from aworld_runtime.cli.shared import (
     run_async,
     stored,
 )
-from aworld_runtime.errors import NotFoundError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -48,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default=LAST,
         metavar="EPISODE",
-        help="an episode, a run, or last (the newest episode; the default)",
+        help="an episode (the beginning of its id will do), a run, or last (the newest episode; the default)",
     )
     parser.add_argument("--follow", action="store_true", help="go on until the episode ends")
     parser.add_argument("--tree", action="store_true", help="indent each type below its cause's")
@@ -152,12 +151,9 @@ async def _find(store: Store, name: str) -> str:
     """The log of the episode or the run called `name`."""
     from aworld_runtime.names import episode_log, run_log
 
-    try:
-        return episode_log((await find_episode(store, name)).id)
-    except NotFoundError:
-        if name != LAST and await store.last_seq(run_log(name)):
-            return run_log(name)
-        raise
+    if name != LAST and await store.last_seq(run_log(name)):
+        return run_log(name)
+    return episode_log((await find_episode(store, name)).id)
 
 
 async def _from_store(store: Store, log: str, *, follow: bool) -> AsyncGenerator[Event]:

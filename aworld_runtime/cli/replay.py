@@ -37,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " Exit code 1 at a difference, 2 where a log can't be read."
     )
     parser.add_argument(
-        "episodes", nargs="*", metavar="EPISODE", help="ids, or last (the newest; the default)"
+        "episodes",
+        nargs="*",
+        metavar="EPISODE",
+        help="ids, or how they begin, or last (the newest; the default)",
     )
     parser.add_argument("--run", metavar="RUN", help="the episodes of this run (or last)")
     parser.add_argument("--all", action="store_true", help="every episode in the store")

@@ -24,6 +24,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 LAST = "last"
 """Names the newest run or episode."""
+CANDIDATES = 6
+"""Ids listed where several fit."""
 
 
 def add_bus(parser: argparse.ArgumentParser) -> None:
@@ -125,21 +127,33 @@ async def find_run(store: Store, name: str) -> RunRecord:
 
 
 async def find_episode(store: Store, name: str) -> EpisodeRecord:
-    """The episode called `name`; `last` is the newest.
+    """The episode called `name`, or whose id alone begins with it; `last` is the newest.
 
     Raises:
         NotFoundError: no such episode.
+        UsageError: several begin with it.
     """
     found = (
         next(iter(await store.episodes(limit=1)), None)
         if name == LAST
-        else await store.episode(name)
+        else await store.episode(name) or await _only_one(store, name)
     )
     if found is None:
         raise NotFoundError(
             f"no episode {name!r} in {shown(store.url)}; list them with: aworld runs --run last"
         )
     return found
+
+
+async def _only_one(store: Store, prefix: str) -> EpisodeRecord | None:
+    from aworld_runtime.names import episode_log, episode_of_log
+
+    found = [episode_of_log(log) or "" for log in await store.logs(episode_log(prefix))]
+    if len(found) > 1:
+        more = ", …" if len(found) > CANDIDATES else ""
+        listed = ", ".join(found[:CANDIDATES]) + more
+        raise UsageError(f"{prefix!r} begins the ids of {len(found)} episodes: {listed}")
+    return await store.episode(found[0]) if found else None
 
 
 async def read_log(store: Store, log: str) -> list[Event]:

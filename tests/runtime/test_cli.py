@@ -235,6 +235,31 @@ def test_a_log_has_columns_and_a_tree_where_it_is_asked_for(aworld: Aworld) -> N
     assert len(columns("--tree")) > 2
 
 
+def test_the_beginning_of_an_id_names_its_episode(aworld: Aworld) -> None:
+    for question in ("Add it all", "Add it all again"):
+        aworld("run", "mine:swarm", question)
+    listed = [json.loads(line) for line in aworld("runs", "--json").stdout.splitlines()]
+    runs = [json.loads(aworld("runs", "--run", run["id"], "--json").stdout) for run in listed]
+    one, other = (run["episodes"][0]["id"] for run in runs)
+    short = one[
+        : next(n for n, pair in enumerate(zip(one, other, strict=True), 1) if len({*pair}) > 1)
+    ]
+    assert aworld("log", short).stdout == aworld("log", one).stdout
+    assert f"{one}  identical" in aworld("replay", short).stdout
+    several = aworld("log", short[:-1])
+    assert several.returncode == 2
+    assert several.stderr.startswith("aworld: error: ")
+    assert one in several.stderr
+    assert other in several.stderr
+    assert len(several.stderr.splitlines()) == 1
+
+
+def test_a_run_whose_id_begins_those_of_its_episodes_keeps_its_name(aworld: Aworld) -> None:
+    run_sync(partial(story, run_event(RunStarted(kind="train")), episode="r.g00001.0.1"))
+    assert "run.started" in aworld("log", "r").stdout
+    assert "episode.requested" in aworld("log", "r.g").stdout
+
+
 def test_the_log_of_a_resumed_run_goes_on_after_its_first_end(aworld: Aworld) -> None:
     story = [
         RunStarted(kind="train"),
