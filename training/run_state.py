@@ -69,6 +69,8 @@ class RunState:
     checkpoints: dict[int, str] = field(default_factory=dict[int, str])
     published: int = 0
     """Newest version that every sampler has acknowledged."""
+    unscored: list[str] = field(default_factory=list[str])
+    """The training groups, up to the last completed, since one in which an episode could be scored."""
     finished: RunFinished | None = None
     """None again once somebody has resumed it."""
 
@@ -86,7 +88,7 @@ class RunState:
             case EpisodeFinished() as data:
                 self._episode_finished(event.episode_id or "", data)
             case GroupCompleted() as data:
-                self.groups[data.group].completed = data
+                self._group_completed(self.groups[data.group], data)
             case BatchFormed() as data:
                 self.batches[data.step] = data
             case StepFinished() as data:
@@ -100,6 +102,8 @@ class RunState:
             case RunFinished() as data:
                 self.finished = data
             case RunTakenOver():
+                if self.finished is not None:
+                    self.unscored.clear()
                 self.finished = None
             case _:
                 pass
@@ -152,6 +156,11 @@ class RunState:
             group.finished[index] = episode_id
         else:
             group.failure = f"{episode_id} {data.reason} ({data.error})"
+
+    def _group_completed(self, group: Group, data: GroupCompleted) -> None:
+        group.completed = data
+        if group.requested.purpose == "train":
+            self.unscored = [] if data.episodes else [*self.unscored, data.group]
 
     def _place(self, episode_id: str) -> tuple[Group, int, int] | None:
         """Group, index and attempt of an episode; None where no group has such a place."""

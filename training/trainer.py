@@ -58,6 +58,8 @@ from aworld_runtime.trajectory import Episode, episode_of
 
 logger = logging.getLogger(__name__)
 ANNOUNCE_EVERY_S = 1.0
+UNSCORED_BATCHES = 3
+"""A run in which no episode of so many batches' groups, one after another, could be scored, stops."""
 
 
 class Learner(Protocol):
@@ -235,8 +237,17 @@ class Trainer:
         return False
 
     async def _admit(self) -> None:
-        """Request as many groups as the staleness bound allows. One that lost every episode doesn't count."""
-        config = self._config
+        """Request as many groups as the staleness bound allows. One that lost every episode doesn't count.
+
+        Raises:
+            TrainingError: too many of those, one after another: no more would help.
+        """
+        config, state = self._config, self._state
+        if len(state.unscored) >= UNSCORED_BATCHES * config.groups_per_step:
+            raise TrainingError(
+                f"no episode of the last {len(state.unscored)} groups could be scored:"
+                f" {state.groups[state.unscored[-1]].failure or 'their scores hold no reward'}"
+            )
         allowed = (
             min(self._version + config.max_staleness + 1, config.steps) * config.groups_per_step
         )

@@ -38,6 +38,7 @@ from tests.training.trainer_case import (
     CASE,
     FAILING,
     SERVED,
+    UNSCORABLE,
     RecordingLearner,
     RecordingPublisher,
 )
@@ -58,6 +59,7 @@ CONFIG = TrainConfig(
 async def bus() -> AsyncIterator[Bus]:
     SERVED[0] = 0
     FAILING.clear()
+    UNSCORABLE.clear()
     async with open_bus("memory://") as bus:
         yield bus
 
@@ -194,6 +196,33 @@ async def test_a_failed_episode_is_tried_again_and_only_the_last_attempt_counts(
     for episode in again:
         events = await read_all(bus, episode_log(episode))
         assert not [e for e in events if isinstance(e.data, EpisodeTakenOver)]  # queued once
+
+
+async def test_a_task_that_cannot_be_scored_in_training_stops_the_run_and_is_resumed_once_mended(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After as many groups as three batches have, a kill in between included."""
+    UNSCORABLE.add("train")
+    async with working(bus):
+        half_way = CONFIG.evaluate_tasks + 3
+        killed, following, mended = (
+            trainer(bus, tmp_path, RecordingLearner(tmp_path)) for _ in range(3)
+        )
+        await run_until_killed(killed, bus, monkeypatch, GroupCompleted, half_way)
+        with pytest.raises(ExceptionGroup) as stopped:
+            await following.run()
+        why = r"no episode of the last [67] groups could be scored: .*no judge"
+        assert stopped.group_contains(TrainingError, match=why)
+        events = await log(bus)
+        completed = [event for event in events if isinstance(event.data, GroupCompleted)]
+        assert len(completed) - CONFIG.evaluate_tasks in (6, 7)  # two end at a time
+        assert isinstance(events[-1].data, RunFinished)
+        assert "no judge" in events[-1].data.detail
+        UNSCORABLE.clear()
+        await mended.run()
+    state = RunState.of(await log(bus))
+    assert state.finished is not None
+    assert state.finished.reason == "done"
 
 
 async def test_an_episode_has_all_its_time_however_long_nobody_worked(

@@ -19,6 +19,8 @@ SERVED = [0]
 """The version that the scripted policy samples with."""
 FAILING: set[str] = set()
 """Prompts whose next episode fails, once each."""
+UNSCORABLE: set[str] = set()
+"""Splits whose episodes can't be scored."""
 
 
 class CountingEnvironment:
@@ -27,7 +29,9 @@ class CountingEnvironment:
     def tasks(self, split: Split, *, count: int, seed: int = 0) -> Sequence[Task]:  # noqa: ARG002
         return [Task(id=f"{split}-{i}", prompt=f"{split} {i}") for i in range(count)]
 
-    async def score(self, task: Task, episode: Episode) -> Reward:  # noqa: ARG002
+    async def score(self, task: Task, episode: Episode) -> Reward:
+        if task.id.partition("-")[0] in UNSCORABLE:
+            raise RuntimeError("planted: no judge")
         return Reward(
             total=float(episode.answer == "yes"),
             breakdown={"right": float(episode.answer == "yes")},
