@@ -61,15 +61,16 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
         partial.mkdir(parents=True)
         weights = {name: tensor.contiguous() for name, tensor in checkpoint.weights.items()}
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
-        torch.save(checkpoint.optimizer, partial / "optimizer.pt")
-        torch.save(dict(checkpoint.rng), partial / "rng.pt")
+        _save(checkpoint.optimizer, partial / "optimizer.pt")
+        _save(dict(checkpoint.rng), partial / "rng.pt")
         (partial / STATE_FILE).write_text(json.dumps(asdict(checkpoint.state)))
         for path in [*partial.iterdir(), partial]:
             _flush(path)
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         _flush(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"can't write checkpoint {final}: {error}") from error
     for old in _checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
@@ -99,6 +100,16 @@ def _checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if re.fullmatch(r"step-\d{8,}", path.name))
+
+
+def _save(content: dict[str, Any], path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            torch.save(content, file)
+    except RuntimeError as error:  # torch has met the file's error, and says another
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 import math
+import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -347,6 +349,18 @@ def test_loss_that_is_not_finite_stops_with_the_batch_saved(
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
 
 
+def test_weights_that_are_not_finite_stop_with_the_batch_saved(
+    model_path: Path, tmp_path: Path
+) -> None:
+    """After an optimizer step whose loss and gradient were finite."""
+    learner = Learner(model_path, FLOAT32.model_copy(update={"lr": 1e38}), failures=tmp_path)
+    with pytest.raises(NonFiniteLossError, match=r"lr=1e\+38: the weights' norm became inf"):
+        learner.step(make_rows(), policy_version=0)
+    saved = tmp_path / "step-00000001"
+    assert encode_rows(decode_rows((saved / "rows.jsonl").read_bytes())) == encode_rows(make_rows())
+    assert learner.steps == 0
+
+
 def test_a_batch_of_two_policies_or_from_the_future_is_refused(model_path: Path) -> None:
     rows, learner = make_rows(), Learner(model_path, FLOAT32)
     with pytest.raises(TrainingError, match="several policies"):
@@ -358,6 +372,12 @@ def test_a_batch_of_two_policies_or_from_the_future_is_refused(model_path: Path)
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="no model folder"):
         Learner(tmp_path, FLOAT32)
+
+
+@pytest.mark.parametrize("knob", ["lr", "clip_high", "correction_cap", "weight_decay"])
+def test_a_knob_that_is_not_finite_is_refused(knob: str) -> None:
+    with pytest.raises(ValidationError, match=f"(?s){knob}.*finite number"):
+        LearnerConfig.model_validate({knob: math.inf})
 
 
 def test_a_knob_that_would_have_no_effect_is_refused() -> None:
@@ -399,6 +419,36 @@ def test_only_the_newest_checkpoints_stay_and_a_broken_one_is_named(
     (tmp_path / "step-00000004" / "model.safetensors").write_bytes(b"short")
     with pytest.raises(CheckpointError, match=r"step-00000004 is no checkpoint that can be read"):
         learner.load(tmp_path / "step-00000004")
+
+
+@pytest.mark.parametrize("full", ["model.safetensors", "optimizer.pt"])
+def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(
+    model_path: Path, tmp_path: Path, full: str
+) -> None:
+    learner = Learner(model_path, FLOAT32)
+    learner.step(make_rows(), policy_version=0)
+    learner.save(tmp_path, policy_version=1)
+    learner.step(make_rows(), policy_version=1)
+    size = (tmp_path / "step-00000001" / full).stat().st_size
+    with (
+        largest_file(size - 1),
+        pytest.raises(
+            CheckpointError, match=r"can't write checkpoint .*step-00000002: .*File too large"
+        ),
+    ):
+        learner.save(tmp_path, policy_version=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+@contextmanager
+def largest_file(size: int) -> Generator[None]:
+    """Writing more fails, as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_an_exported_folder_loads_in_transformers(model_path: Path, tmp_path: Path) -> None:
