@@ -68,29 +68,39 @@ async def _replay_all(arguments: argparse.Namespace) -> int:
     registry = Registry()
     reports: list[ReplayReport] = []
     unreadable: dict[str, str] = {}
+    unnamed: list[str] = []
     start = time.perf_counter()
     async with stored(arguments.store, registry) as store:
         programs = Programs(store, registry, arguments.program)
         for episode in await _chosen(store, arguments):
+            outcome: ReplayReport | str
             try:
-                report = await programs.replay(episode)
+                outcome = await programs.replay(episode)
+                reports.append(outcome)
+            except NeedsProgramError as error:
+                unnamed.append(episode.id)
+                outcome = f"needs --program module:attribute: {error}"
             except AWorldError as error:
                 unreadable[episode.id] = f"{type(error).__name__}: {error}"
-            else:
-                reports.append(report)
+                outcome = f"unreadable: {unreadable[episode.id]}"
             if not arguments.json:
-                _show(episode.id, unreadable.get(episode.id) or reports[-1])
+                _show(episode.id, outcome)
     identical = sum(report.identical for report in reports)
     if arguments.json:
-        _print_json(reports, unreadable, seconds=time.perf_counter() - start)
+        _print_json(reports, unreadable, unnamed, seconds=time.perf_counter() - start)
     else:
+        needs = f" needs --program {len(unnamed)}," if unnamed else ""
         print(
             f"identical {identical}, different {len(reports) - identical},"
-            f" unreadable {len(unreadable)}, live_calls {sum(r.live_calls for r in reports)}"
+            f" unreadable {len(unreadable)},{needs} live_calls {sum(r.live_calls for r in reports)}"
         )
-    if unreadable:
+    if unreadable or unnamed:
         return 2
     return 0 if identical == len(reports) else 1
+
+
+class NeedsProgramError(UsageError):
+    """The log names a program that was an object inside the process that ran it."""
 
 
 class Programs:
@@ -109,10 +119,7 @@ class Programs:
 
         reference = self._given or episode.program
         if not self._given and reference.startswith("local:"):
-            raise UsageError(
-                f"its program {reference!r} was an object of another process: name it with"
-                " --program module:attribute"
-            )
+            raise NeedsProgramError("its program was an object of another process")
         self._import(reference)
         events = await read_log(self._store, episode_log(episode.id))
         request = events[0].data if events else None
@@ -148,7 +155,7 @@ async def _chosen(store: Store, arguments: argparse.Namespace) -> list[EpisodeRe
 
 def _show(episode: str, outcome: ReplayReport | str) -> None:
     if isinstance(outcome, str):
-        print(f"{episode}  unreadable: {outcome}")
+        print(f"{episode}  {outcome}")
         return
     size = f"{outcome.handlers} handlers, {outcome.events} events"
     if outcome.divergence is None:
@@ -194,7 +201,9 @@ def _window(text: str, start: int, column: int) -> str:
     return head + (rest if len(rest) <= room else rest[: room - 1] + "…")
 
 
-def _print_json(reports: list[ReplayReport], unreadable: dict[str, str], *, seconds: float) -> None:
+def _print_json(
+    reports: list[ReplayReport], unreadable: dict[str, str], unnamed: list[str], *, seconds: float
+) -> None:
     import json
 
     identical = sum(report.identical for report in reports)
@@ -204,6 +213,7 @@ def _print_json(reports: list[ReplayReport], unreadable: dict[str, str], *, seco
                 "identical": identical,
                 "different": len(reports) - identical,
                 "unreadable": unreadable,
+                "needs_program": unnamed,
                 "live_calls": sum(report.live_calls for report in reports),
                 "seconds": round(seconds, 3),
                 "episodes": [report.model_dump(mode="json") for report in reports],

@@ -347,7 +347,10 @@ def test_replay_of_an_object_needs_its_name(aworld: Aworld) -> None:
     swarm.run("Add it all")
     without = aworld("replay")
     assert without.returncode == 2
-    assert "--program module:attribute" in without.stdout
+    assert "needs --program module:attribute" in without.stdout
+    assert "unreadable 0, needs --program 1," in without.stdout
+    report = json.loads(aworld("replay", "--all", "--json").stdout)
+    assert (report["unreadable"], len(report["needs_program"])) == ({}, 1)
     assert aworld("replay", "--program", "mine:swarm").returncode == 0
     unknown = aworld("replay", "nobody")
     assert unknown.returncode == 2
