@@ -34,10 +34,16 @@ from aworld_runtime.training.progress import Progress
 from aworld_runtime.training.run_folder import RunFolder
 from aworld_runtime.training.sampler import choose_sampler
 from aworld_runtime.training.smollm2 import resolve_model
-from aworld_runtime.training.summary import RunSummary, write_results
 from aworld_runtime.training.task import environment_of, find_task, tasks_of
 from aworld_runtime.urls import shown
 from aworld_runtime.version import code_version
+
+try:
+    from aworld_runtime.training.summary import RunSummary, write_results
+except ModuleNotFoundError as missing:
+    raise ConfigError(
+        f"training needs the extra 'train' ({missing.name} is missing): pip install 'aworld-rt[train]'"
+    ) from missing
 
 SPLITS: tuple[Split, ...] = ("train", "test")
 REACH_S = 3.0
