@@ -39,6 +39,8 @@ def export_model(
     written = type(config).from_dict(config.to_dict())
     written.dtype = dtype
     written.save_pretrained(path)
+    # safetensors lets nobody else read what it writes, whatever the umask says.
+    shutil.copymode(path / "config.json", path / "model.safetensors")
     for pattern in CARRIED:
         for file in source.glob(pattern):
             if file.is_file() and path != source:

@@ -86,6 +86,11 @@ def test_only_its_owner_can_read_where_its_servers_are(finished: Finished) -> No
     assert {name: mode & 0o777 for name, mode in modes.items()} == dict.fromkeys(modes, 0o600)
 
 
+def test_its_model_can_be_read_by_those_whom_the_umask_lets(finished: Finished) -> None:
+    others = finished.run.folder.report.stat().st_mode
+    assert {file.stat().st_mode for file in finished.run.folder.model.iterdir()} == {others}
+
+
 def test_its_store_is_the_same_from_everywhere(new_run: NewRun) -> None:
     config = TrainConfig(store="sqlite:///here/a%20b.db")
     folder = RunFolder.create(new_run().path, with_store(config), "r", ["redis://:secret@host"])
