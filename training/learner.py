@@ -381,19 +381,25 @@ class Learner:
             parameters = list(self._policy.parameters())
             norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.grad_clip).item()
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise self._not_finite(loss, norm, rows)
+                found = f"loss={loss}, grad_norm={norm}; the weights were not changed"
+                raise self._not_finite(found, rows)
             for group in self._optimizer.param_groups:
                 group["lr"] = self.lr
             self._optimizer.step()
+            if not math.isfinite(weight_norm := self._weight_norm()):
+                found = f"loss={loss}, grad_norm={norm}, lr={self.lr}: the weights' norm became {weight_norm}"
+                raise self._not_finite(f"{found}; they were neither published nor saved", rows)
             self.steps += 1
         return norm
 
-    def _not_finite(
-        self, loss: float, norm: float, rows: Sequence[TrainingRow]
-    ) -> NonFiniteLossError:
-        message = (
-            f"step {self.steps + 1}: loss={loss}, grad_norm={norm}; the weights were not changed"
-        )
+    def _weight_norm(self) -> float:
+        """Summed over the ranks, so that all of them see the same."""
+        with torch.no_grad():
+            norm = torch.nn.utils.get_total_norm(list(self._policy.parameters()))
+        return self.ranks.sum(norm.double()).item()
+
+    def _not_finite(self, found: str, rows: Sequence[TrainingRow]) -> NonFiniteLossError:
+        message = f"step {self.steps + 1}: {found}"
         if self._failures is not None:
             path = self._failures / f"step-{self.steps + 1:08d}"
             if self.ranks.first:

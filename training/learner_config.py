@@ -13,7 +13,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class LearnerConfig(BaseModel):
     """Defaults: GRPO with clip-higher, token mean over the global count, one optimizer step a batch."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     advantage: AdvantageName = "grpo"
     """Baseline and scale of a group's rewards."""
