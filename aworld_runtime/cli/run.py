@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,10 @@ from aworld_runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from aworld_runtime.trajectory import Episode
+
+
+UNSAID = logging.NullHandler()
+"""Takes the owner's warning of a failed episode, which is this command's last line; whoever sets up logging hears it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     bus = arguments.bus or Settings.from_env().bus
     if not arguments.slots and bus.startswith("memory:"):
         raise UsageError(f"--slots 0 on {bus}: no other process can run it; give --bus redis://…")
+    logging.getLogger("aworld_runtime.nodes.owner").addHandler(UNSAID)
     import_from_here()
     if arguments.slots:  # a wrong name is the caller's to mend, not an episode that failed
         load_program(arguments.program, {}, {})

@@ -368,6 +368,16 @@ def test_a_failed_episode_is_exit_code_1_and_says_where_to_look(
 
 
 @pytest.mark.slow
+def test_a_failure_is_told_once(project: Path) -> None:
+    """In a process of its own: here pytest listens to every logger."""
+    (project / "broken.py").write_text("from aworld_runtime import Agent\nagent = Agent()\n")
+    done = aworld_process("run", "broken:agent", "q", cwd=project)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "agent 'agent' has no model" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error(aworld: Aworld, project: Path) -> None:
     aworld("run", "mine:swarm", "Add it all")
     command = f"{sys.executable} -m aworld_runtime.cli log --json | head -n 1"
