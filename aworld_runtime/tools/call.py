@@ -82,7 +82,10 @@ def _capped(result: JsonValue, name: str) -> JsonValue:
     try:
         text = json.dumps(result, ensure_ascii=False, allow_nan=False)
         shorter = cut(text)
-        return pydantic_core.from_json(text) if shorter == text else shorter
+        if shorter != text:
+            return shorter
+        # Read where an event has it: how deep JSON may go, and how long its numbers are, has limits.
+        return pydantic_core.from_json(f'{{"data": {{"content": {text}}}}}')["data"]["content"]
     except (TypeError, ValueError, RecursionError) as error:
         raise ToolError(
             f"{name} returned a {type(result).__name__} that can't be written as JSON: {error}"
