@@ -22,7 +22,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aworld_runtime.bus.base import Bus, Mail, read_all
-from aworld_runtime.errors import BusFullError, Fenced, PayloadTooLargeError, ToolError
+from aworld_runtime.errors import BusFullError, EventError, Fenced, ToolError
 from aworld_runtime.events import (
     DeliveryDeadLettered,
     DeliveryHandled,
@@ -76,7 +76,7 @@ class Commit:
     events: Sequence[Event]
     acks: Sequence[Mail]
     saved: anyio.Event = field(default_factory=anyio.Event)
-    error: PayloadTooLargeError | None = None
+    error: EventError | None = None
 
 
 class EpisodeOwner:
@@ -149,7 +149,7 @@ class EpisodeOwner:
         """Append events and act on them. Who is cancelled while it waits has committed all the same.
 
         Raises:
-            PayloadTooLargeError: an event above the cap; none of these is appended.
+            EventError: an event that is too large, or that no log can hold; none of these is appended.
         """
         if not self._finished.is_set():
             if not events and not acks:
@@ -171,7 +171,7 @@ class EpisodeOwner:
             commits, self._commits = self._commits, []
             try:
                 await self._append(commits)
-            except PayloadTooLargeError:
+            except EventError:
                 for commit in commits:
                     await self._append_alone(commit)
             for commit in commits:
@@ -180,10 +180,10 @@ class EpisodeOwner:
         await self._end_if_quiescent()
 
     async def _append_alone(self, commit: Commit) -> None:
-        """Find the one that is too large among several."""
+        """Find the one that no log can hold among several."""
         try:
             await self._append([commit])
-        except PayloadTooLargeError as error:
+        except EventError as error:
             commit.error = error
 
     async def _append(self, commits: Sequence[Commit]) -> None:
@@ -392,25 +392,27 @@ class EpisodeOwner:
                 if isinstance(call.data, ToolCalled):
                     self._spawn(self._run_tool, call)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: an agent's crash becomes data
-            logger.warning(
-                "%s: %s failed on %s (seq %d): %s",
-                self.log,
-                node.role,
-                event.type,
-                event.seq,
-                error,
-            )
-            name = type(error).__name__
-            message = cut(str(error))
-            dead = DeliveryDeadLettered(seq=event.seq, error=name, message=message, attempts=1)
-            failed = EpisodeFinished(reason="failed", error=f"{node.role}: {name}: {message}")
-            await self.commit(
-                [
-                    *ctx.take_unsaved(),
-                    self._event(dead, role=node.role, cause=event),
-                    self._event(failed),
-                ]
-            )
+            await self._fail(ctx, error)
+
+    async def _fail(self, ctx: Context, error: BaseException) -> None:
+        """End the episode with a handler's error, after what it still had to say."""
+        name, message, event = type(error).__name__, told(error), ctx.event
+        logger.warning(
+            "%s: %s failed on %s (seq %d): %s: %s",
+            self.log,
+            ctx.role,
+            event.type,
+            event.seq,
+            name,
+            message,
+        )
+        dead = DeliveryDeadLettered(seq=event.seq, error=name, message=message, attempts=1)
+        failed = EpisodeFinished(reason="failed", error=f"{ctx.role}: {name}: {message}")
+        end = [self._event(dead, role=ctx.role, cause=event), self._event(failed)]
+        try:
+            await self.commit([*ctx.take_unsaved(), *end])
+        except EventError:  # no log can hold that
+            await self.commit(end)
 
     # --- tools -----------------------------------------------------------------------------------------------------
 
@@ -520,7 +522,7 @@ class EpisodeOwner:
         await self.commit([self._ended(reason, error)])
 
     def _ended(self, reason: StopReason, error: str) -> Event:
-        return self._event(EpisodeFinished(reason=reason, error=error))
+        return self._event(EpisodeFinished(reason=reason, error=cut(error)))
 
     def _event(self, data: EventData, *, role: str = "worker", cause: Event | None = None) -> Event:
         requested = self._requested

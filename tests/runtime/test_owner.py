@@ -19,10 +19,12 @@ from aworld_runtime.events import (
     REFUSE_ABOVE,
     DeliveryDeadLettered,
     DeliveryHandled,
+    DuplicateFiltered,
     EpisodeCancelled,
     EpisodeFinished,
     EpisodeTakenOver,
     Event,
+    EventData,
     MessagePosted,
     ModelCompleted,
     ModelRequested,
@@ -216,6 +218,69 @@ async def test_an_event_too_large_is_its_own_handlers_failure(bus: Bus) -> None:
     assert one(events, DeliveryDeadLettered).error == "PayloadTooLargeError"
     assert [e.role for e in events if isinstance(e.data, DeliveryDeadLettered)] == ["large"]
     assert one(events, EpisodeFinished).reason == "failed"
+
+
+class Saying:
+    """Says something, and may fail then."""
+
+    role = "saying"
+    subscriptions = ("episode.requested",)
+
+    def __init__(self, said: EventData, error: Exception | None = None) -> None:
+        self.said = said
+        self.error = error
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        ctx.emit(self.said, to="nobody")
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    "said",
+    [MessagePosted(content="a\ud800"), DuplicateFiltered(original=9**9999)],
+    ids=["half a character", "a huge number"],
+)
+async def test_an_event_that_no_log_can_hold_is_its_own_handlers_failure(
+    bus: Bus, said: EventData
+) -> None:
+    program, _, _ = adding_program()
+    program = Program(nodes=(Saying(said), *program.nodes), tools=program.tools)
+    with anyio.fail_after(5):
+        events = await run_episode(bus, request_episode(), program)
+    assert one(events, DeliveryDeadLettered).error == "MalformedEventError"
+    assert [e.role for e in events if isinstance(e.data, DeliveryDeadLettered)] == ["saying"]
+    assert "saying: MalformedEventError: " in str(one(events, EpisodeFinished).error)
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (ValueError("a\ud800"), "ValueError: a?"),
+        (MuteError(), "MuteError: no message, its __str__ raised RuntimeError"),
+    ],
+)
+async def test_a_handler_that_fails_in_a_way_no_log_can_hold_ends_its_episode(
+    bus: Bus, error: Exception, told: str
+) -> None:
+    program = Program(nodes=(Saying(MessagePosted(content="\ud800"), error),))
+    with anyio.fail_after(5):
+        events = await run_episode(bus, request_episode(), program)
+    assert one(events, EpisodeFinished).error == f"saying: {told}"
+    assert of_kind(events, MessagePosted) == []
+
+
+async def test_a_model_answer_that_no_log_can_hold_fails_its_episode(bus: Bus) -> None:
+    program = Agent("solver", llm=ScriptedModel("a\ud800")).program()
+    with anyio.fail_after(5):
+        events = await run_episode(bus, request_episode(), program)
+    assert one(events, EpisodeFinished).reason == "failed"
+    assert "MalformedEventError" in str(one(events, EpisodeFinished).error)
 
 
 class Impatient:
