@@ -22,6 +22,7 @@ from aworld_runtime.cli.shared import (
 
 if TYPE_CHECKING:
     from aworld_runtime.cli.counts import Counts
+    from aworld_runtime.events import Event
     from aworld_runtime.store.base import EpisodeRecord, RunRecord, Store
 
 ALL = 1_000_000
@@ -41,16 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def counts_of(store: Store, record: RunRecord) -> Counts:
-    """What a run asked for and what became of it."""
+async def read_run(store: Store, record: RunRecord) -> tuple[list[Event], Counts]:
+    """A run's log; what it asked for and what became of that."""
     from aworld_runtime.cli.counts import count
     from aworld_runtime.names import run_log
 
-    return count(
-        record,
-        await read_log(store, run_log(record.id)),
-        await store.episodes(run_id=record.id, limit=ALL),
-    )
+    log = await read_log(store, run_log(record.id))
+    return log, count(record, log, await store.episodes(run_id=record.id, limit=ALL))
 
 
 def state(record: RunRecord, found: Counts) -> str:
@@ -63,7 +61,7 @@ def state(record: RunRecord, found: Counts) -> str:
 async def _runs(arguments: argparse.Namespace) -> None:
     async with stored(arguments.store) as store:
         records = await store.runs(limit=arguments.limit)
-        counts = [await counts_of(store, record) for record in records]
+        counts = [(await read_run(store, record))[1] for record in records]
     if arguments.json:
         for record, found in zip(records, counts, strict=True):
             print(json.dumps({**record.model_dump(mode="json"), **found.model_dump(mode="json")}))
@@ -98,7 +96,7 @@ async def _episodes(arguments: argparse.Namespace) -> None:
     async with stored(arguments.store) as store:
         record = await find_run(store, arguments.run)
         episodes = await store.episodes(run_id=record.id, limit=arguments.limit)
-        found = await counts_of(store, record)
+        _, found = await read_run(store, record)
     if arguments.json:
         listed = [episode.model_dump(mode="json") for episode in episodes]
         print(json.dumps({"run": record.id, **found.model_dump(mode="json"), "episodes": listed}))

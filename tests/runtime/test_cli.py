@@ -30,6 +30,7 @@ from aworld_runtime.cli.replay import side_by_side
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.events import (
     EpisodeRequested,
+    EvaluationFinished,
     Event,
     EventData,
     GroupCompleted,
@@ -39,6 +40,7 @@ from aworld_runtime.events import (
     RunFinished,
     RunStarted,
     RunTakenOver,
+    StepFinished,
     utc_now,
 )
 from aworld_runtime.messages import Task
@@ -314,6 +316,26 @@ def test_a_run_that_goes_on_says_when_it_was_last_heard_of(aworld: Aworld) -> No
     assert "state     running, last news 5 min ago" in aworld("status", "r").stdout
     assert re.search(r"^r .* running, last news 5 min ago ", aworld("runs").stdout, re.MULTILINE)
     assert json.loads(aworld("status", "r", "--json").stdout)["last_news"].startswith("20")
+
+
+def test_status_shows_the_few_metrics_that_say_how_a_run_learns(aworld: Aworld) -> None:
+    metrics = {"reward/mean": 0.5, "actor/loss": 0.25, "perf/step_s": 12.5, "batch/rows": 8.0}
+    run_sync(
+        story,
+        run_event(RunStarted(kind="train")),
+        run_event(EvaluationFinished(step=0, groups=(), metrics={"reward/mean": 0.125})),
+        run_event(StepFinished(step=1, metrics=metrics)),
+    )
+    shown = aworld("status", "r").stdout
+    assert re.search(
+        r"^reward/mean +0\.125 +of the held-out episodes, after step 0$", shown, re.MULTILINE
+    )
+    assert re.search(r"^reward/mean +0\.5 +of the episodes trained on$", shown, re.MULTILINE)
+    assert "batch/rows" not in shown
+    assert "1 more with --all" in shown
+    assert re.search(r"^batch/rows +8$", aworld("status", "r", "--all").stdout, re.MULTILINE)
+    told = json.loads(aworld("status", "r", "--json").stdout)
+    assert (told["metrics"], told["evaluation"]["step"]) == (metrics, 0)
 
 
 @pytest.mark.parametrize("ended", [False, True])
