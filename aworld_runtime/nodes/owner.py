@@ -49,7 +49,7 @@ from aworld_runtime.names import episode_log, tool_queue
 from aworld_runtime.nodes.context import Context, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.tools.base import BaseTool, RemoteTool
-from aworld_runtime.tools.call import call, cut, told
+from aworld_runtime.tools.call import call, cut, is_cancelled, told
 
 logger = logging.getLogger(__name__)
 
@@ -391,6 +391,10 @@ class EpisodeOwner:
             for call in recorded:  # not sooner: the handler may be about to refuse it
                 if isinstance(call.data, ToolCalled):
                     self._spawn(self._run_tool, call)
+        except anyio.get_cancelled_exc_class() as error:
+            if is_cancelled():
+                raise
+            await self._fail(ctx, error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: an agent's crash becomes data
             await self._fail(ctx, error)
 

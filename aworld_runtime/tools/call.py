@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 
 import anyio
@@ -35,6 +36,10 @@ async def call(tool: BaseTool, arguments: Mapping[str, JsonValue]) -> JsonValue:
             return _capped(await tool.run(**arguments), spec.name)
     except ToolError:
         raise
+    except anyio.get_cancelled_exc_class() as error:
+        if is_cancelled():
+            raise
+        raise ToolError(f"{type(error).__name__}: the tool cancelled itself") from error
     except (Exception, SystemExit) as error:  # the boundary: the agent is told, whatever it is
         raise ToolError(f"{type(error).__name__}: {told(error)}") from error
     raise ToolTimeoutError(f"{spec.name} did not answer within {tool.timeout_s:g} s")
@@ -48,6 +53,11 @@ def cut(text: str, limit: int = MAX_OUTPUT) -> str:
     head, tail = raw[: limit * 3 // 4], raw[-(limit // 4) :]
     note = f"\n[... {len(raw) - len(head) - len(tail)} of {len(raw)} bytes cut ...]\n"
     return head.decode("utf-8", "ignore") + note + tail.decode("utf-8", "ignore")
+
+
+def is_cancelled() -> bool:
+    """Whether somebody cancels this task. A `CancelledError` is else only what some code raised, or awaited."""
+    return anyio.current_effective_deadline() == -math.inf
 
 
 def told(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """The owner of an episode: order, ends, mail, and taking over at any point."""
 # ruff: noqa: ARG002 - nodes, tools and environments have given signatures
 
+import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -169,7 +170,9 @@ class Crashing:
         raise self.error
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), SystemExit(3)])
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("by zero"), SystemExit(3), asyncio.CancelledError("by itself")]
+)
 async def test_a_crashing_handler_ends_the_episode_with_its_error(
     bus: Bus, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -305,6 +308,22 @@ async def test_a_handler_that_cancels_its_own_model_call_does_not_block_the_log(
 async def test_an_episode_in_which_nothing_is_left_to_do_ends_as_quiescent(bus: Bus) -> None:
     events = await run_episode(bus, request_episode(), Program(nodes=()))
     assert one(events, EpisodeFinished).reason == "quiescent"
+
+
+async def test_an_agent_is_told_of_a_tool_that_cancels_itself(bus: Bus) -> None:
+    class Cancelling(BaseTool):
+        def get_schema(self) -> ToolSpec:
+            return ToolSpec(name="cancel")
+
+        async def run(self, **arguments: JsonValue) -> JsonValue:
+            raise asyncio.CancelledError
+
+    model = ScriptedModel([ToolCall(id="c1", name="cancel"), "done"])
+    program = Agent("solver", llm=model, tools=[Cancelling()]).program()
+    with anyio.fail_after(5):
+        events = await run_episode(bus, request_episode(), program)
+    assert one(events, ToolFailed).message == "CancelledError: the tool cancelled itself"
+    assert one(events, EpisodeFinished).answer == "done"
 
 
 async def test_deadline_ends_the_episode_and_closes_the_open_call(bus: Bus) -> None:

@@ -1,5 +1,6 @@
 """Tools: the calculator, functions as tools, names, and what `call` guards against."""
 
+import asyncio
 import contextlib
 import sys
 import threading
@@ -347,3 +348,18 @@ async def test_whatever_a_tool_raises_can_be_told(error: Exception, said: str) -
     with pytest.raises(ToolError) as raised:
         await call(failing, {})
     assert str(raised.value) == said
+
+
+async def test_a_tool_that_cancels_itself_has_failed() -> None:
+    @tool(name="cancelling", description="Awaits what was cancelled.")
+    async def cancelling() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(ToolError, match="CancelledError: the tool cancelled itself"):
+        await call(cancelling, {})
+
+
+async def test_a_call_that_is_cancelled_ends_as_cancelled() -> None:
+    with anyio.move_on_after(0) as scope:
+        await call(Probe(), {"hang": True})
+    assert scope.cancelled_caught
