@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from secrets import token_hex
 from types import TracebackType
@@ -48,6 +49,16 @@ DRAIN_S = 10.0
 """Seconds that leaving waits for the archive to catch up."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Unfinished:
+    """An episode that somebody may wait for."""
+
+    program: str
+    """What its request calls its program."""
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    """Set once its end is in the run's log."""
+
+
 class Runtime:
     """Runs agents and swarms; enter it with `async with`.
 
@@ -77,8 +88,9 @@ class Runtime:
         self._kind = kind
         self._slots = slots
         self._programs: dict[str, Runnable] = {}
-        self._unfinished: dict[str, anyio.Event] = {}
-        """Episodes submitted here whose end is not yet in the run's log, and what is set once it is."""
+        """Objects that unfinished episodes run, each under a name of its episode's own."""
+        self._unfinished: dict[str, _Unfinished] = {}
+        """Episodes submitted here whose end is not yet in the run's log."""
         self._failure: BaseException | None = None
         self._log_seq = 0
         self._appending = anyio.Lock()
@@ -144,8 +156,9 @@ class Runtime:
         if not isinstance(task, Task):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"task must be text or a Task, not {type(task).__name__}")
         episode_id = new_id()
+        reference = self._reference(program, episode_id)
         requested = Event.of(
-            EpisodeRequested(task=task, program=self._reference(program), seed=seed),
+            EpisodeRequested(task=task, program=reference, seed=seed),
             source=f"runtime/{self.run_id}",
             run_id=self.run_id,
             task_id=task.id,
@@ -153,7 +166,7 @@ class Runtime:
             trust="user",
             deadline=None if timeout_s is None else utc_now() + timedelta(seconds=timeout_s),
         )
-        self._unfinished[episode_id] = anyio.Event()
+        self._unfinished[episode_id] = _Unfinished(reference)
         await self.bus.put(EPISODES_QUEUE, requested)
         return episode_id
 
@@ -163,14 +176,14 @@ class Runtime:
         Raises:
             NotFoundError: it was not submitted here.
         """
-        if (ended := self._unfinished.get(episode_id)) is not None:
-            await ended.wait()
+        if (unfinished := self._unfinished.get(episode_id)) is not None:
+            await unfinished.ended.wait()
         events = await read_all(self.bus, episode_log(episode_id))
         if not events or events[0].run_id != self.run_id:
             raise NotFoundError(f"episode {episode_id!r} was not submitted to this runtime")
         return episode_of(events)
 
-    def _reference(self, program: Runnable | str) -> str:
+    def _reference(self, program: Runnable | str, episode_id: str) -> str:
         if isinstance(program, str):
             return program
         if not hasattr(program, "program"):
@@ -182,7 +195,7 @@ class Runtime:
                 f"{type(program).__name__} object on bus {self.bus.url}: workers elsewhere can't see it;"
                 " name it as module:attribute, or use memory://"
             )
-        reference = f"local:{id(program)}"
+        reference = f"local:{type(program).__name__}/{episode_id}"
         self._programs[reference] = program
         return reference
 
@@ -196,7 +209,9 @@ class Runtime:
             }
             await self._append(list(ended.values()), acks=batch)
             for episode_id in ended:
-                self._unfinished.pop(episode_id).set()
+                unfinished = self._unfinished.pop(episode_id)
+                self._programs.pop(unfinished.program, None)
+                unfinished.ended.set()
 
     async def _finish(self) -> None:
         error = self._failure

@@ -197,11 +197,13 @@ class Worker:
         raise WorkerRefusedError(f"{versions}: start workers from the same code")
 
     def _load(self, data: EpisodeRequested) -> Program:
-        """The program of a request; kept, since most episodes of a run share one."""
+        """The program of a request. What was imported is kept, since most episodes of a run share it."""
         key = f"{data.program} {data.model_dump_json(include={'arguments'})}"
-        if key not in self._loaded:
-            self._loaded[key] = load_program(data.program, data.arguments, self._programs)
-        program = self._loaded[key]
+        program = self._loaded.get(key) or load_program(
+            data.program, data.arguments, self._programs
+        )
+        if data.program not in self._programs:
+            self._loaded[key] = program
         self._hosted |= {("tool", tool) for tool in program.tool_names}
         if data.task.environment is not None:
             self._hosted.add(("environment", data.task.environment.rpartition(":")[2]))

@@ -1,9 +1,11 @@
 """The runtime, end to end: bus, worker, archiver and store together."""
 
 import asyncio
+import gc
 import logging
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +176,26 @@ async def test_what_has_finished_is_not_kept_in_memory_and_its_result_is_there(s
         episodes = [await runtime.run(swarm, "Add.") for _ in range(3)]
         assert runtime._unfinished == {}  # pyright: ignore[reportPrivateUsage]
         assert [await runtime.result(episode.id) for episode in episodes] == episodes
+
+
+async def test_an_agent_is_let_go_once_its_episodes_have_finished(store: str) -> None:
+    async with Runtime(bus="memory://", store=store) as runtime:
+        agent = Agent(llm=ScriptedModel(echo, delay_s=0.01))
+        gone = weakref.ref(agent)
+        ids = [await runtime.submit(agent, f"task {n}") for n in range(3)]
+        del agent
+        answers = [(await runtime.result(i)).answer for i in ids]
+        await wait_until(lambda: gc.collect() >= 0 and gone() is None)
+    assert answers == [f"echo task {n}" for n in range(3)]
+
+
+async def test_an_episodes_log_says_what_kind_of_object_it_ran(store: str) -> None:
+    async with Runtime(bus="memory://", store=store) as runtime:
+        episode = await runtime.run(swarm, "Add.")
+        (requested,) = of_kind(
+            await read_all(runtime.bus, episode_log(episode.id)), EpisodeRequested
+        )
+    assert requested.program == f"local:Swarm/{episode.id}"
 
 
 async def test_a_worker_that_refuses_a_begun_episode_ends_it(store: str) -> None:
