@@ -28,9 +28,9 @@ llm = ScriptedModel(reply)
 """
 
 
-def run(script: Path, folder: Path) -> str:
+def python(folder: Path, *arguments: str | Path) -> str:
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -41,18 +41,23 @@ def run(script: Path, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_ten_lines_of_the_readme_run(tmp_path: Path) -> None:
-    block = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+def test_the_ten_lines_of_the_readme_run_and_replay(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    block = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
     code, replaced = re.subn(r"^llm = LLMClient\(.*$", SCRIPTED, block, flags=re.MULTILINE)
     assert replaced == 1
-    script = tmp_path / "readme.py"
+    script = tmp_path / "my_script.py"
     script.write_text(code)
-    assert run(script, tmp_path).strip() == "870335"
+    assert python(tmp_path, script).strip() == "870335"
+    (replay,) = re.findall(r"^aworld (replay .*?) +#", readme, re.MULTILINE)
+    replayed = python(tmp_path, "-m", "aworld_runtime.cli", *replay.split())
+    assert "870335" not in replayed  # importing the script runs nothing
+    assert "identical 1" in replayed
 
 
 def test_the_examples_run(tmp_path: Path) -> None:
     for example in sorted((ROOT / "examples").glob("*.py")):
-        assert run(example, tmp_path).strip()
+        assert python(tmp_path, example).strip()
 
 
 def test_everything_the_readme_links_to_exists() -> None:
