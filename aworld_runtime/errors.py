@@ -38,6 +38,7 @@ prints them in one line and exits with code 2.
     └── TrainingError
         ├── NonFiniteLossError     the batch is saved beside it
         ├── StaleSampleError
+        ├── RunLostError           the bus has lost the run's log
         └── CheckpointError
 """
 
@@ -191,6 +192,10 @@ class NonFiniteLossError(TrainingError):
 
 class StaleSampleError(TrainingError):
     """A sample is older than `max_staleness` allows."""
+
+
+class RunLostError(TrainingError):
+    """The bus no longer holds the run's log: the run can't go on, or be resumed."""
 
 
 class CheckpointError(TrainingError):

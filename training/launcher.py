@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +36,7 @@ from aworld_runtime.names import run_log
 from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.processes import ChildProcess, free_port, spawn
 from aworld_runtime.store.open import open_store
+from aworld_runtime.training.log_of_run import expect_in_store, expect_on_bus, follow
 from aworld_runtime.training.run_folder import RunFolder, Wiring
 from aworld_runtime.training.sampler.base import SamplerProcess
 from aworld_runtime.training.sampler.of_run import sampler_of_run
@@ -67,6 +68,7 @@ class Launcher:
         self._folder = folder
         self._run_id = folder.run_id
         self._config = folder.config
+        self._store = self._config.store or Settings.from_env().store
         self._version = code_version
         self._say = say
         self._follow = follow
@@ -77,18 +79,19 @@ class Launcher:
         """Train to the end.
 
         Raises:
-            TrainingError: the run stopped; what is there can be resumed.
+            TrainingError: the run stopped; what is there can be resumed, unless it is a `RunLostError`.
+            StoreError: the store has lost the run meanwhile; a resume writes it again.
             BusUnavailableError, StoreUnavailableError: a server that was named can't be reached.
         """
         async with AsyncExitStack() as stack:
             url = self._config.bus or await self._private_bus(stack)
             bus = await stack.enter_async_context(open_bus(url))
-            store = await stack.enter_async_context(
-                open_store(self._config.store or Settings.from_env().store)
-            )
+            store = await stack.enter_async_context(open_store(self._store))
+            log = run_log(self._run_id)
+            await expect_on_bus(bus, store, log)
             process = self._wire(url, model, sampler, resumed=resumed)
             archiver = await stack.enter_async_context(Archiver(bus, store))
-            past = await bus.last_seq(run_log(self._run_id))
+            past = await bus.last_seq(log)
             try:
                 async with anyio.create_task_group() as parts:
                     await self._announce_itself(parts, bus)
@@ -107,6 +110,9 @@ class Launcher:
                 raise
             self._say("writing the last events to the store")
             await archiver.drain(DRAIN_S)
+            # Opened anew: a file that was removed is still there for who has it open.
+            async with open_store(self._store) as reopened:
+                await expect_in_store(bus, reopened, log)
 
     def _wire(
         self, bus: str, model: Path, sampler: Literal["vllm", "transformers"], *, resumed: bool
@@ -290,9 +296,9 @@ class Launcher:
         """Show the run's events until it is finished; an end among the `past` ones has been resumed from.
 
         Raises:
-            TrainingError: the trainer has stopped it.
+            TrainingError: the trainer has stopped it, or the bus has lost it.
         """
-        async with bus.tail(run_log(self._run_id)) as events:
+        async with aclosing(follow(bus, run_log(self._run_id))) as events:
             async for event in events:
                 self._follow(event)
                 if isinstance(event.data, RunFinished) and event.seq > past:

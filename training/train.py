@@ -17,6 +17,7 @@ from aworld_runtime.environments.base import Split
 from aworld_runtime.errors import (
     BusUnavailableError,
     ConfigError,
+    RunLostError,
     StoreError,
     UsageError,
     first_error,
@@ -127,7 +128,9 @@ async def _train(
             await launcher.run(model=model, sampler=kind.kind, resumed=resumed)
     except BaseException as stopped:
         error = first_error(stopped)
-        if not isinstance(error, UsageError):
+        if isinstance(error, RunLostError):
+            progress.say(f"what is left of it: {', '.join(_left_of(folder)) or 'its log folder'}")
+        elif not isinstance(error, UsageError):
             progress.say(f"nothing is lost: continue with aworld train --resume {folder.path}")
         if error is stopped:
             raise
@@ -135,6 +138,10 @@ async def _train(
     summary = await write_results(folder, config.store or Settings.from_env().store)
     progress.say(f"report: {folder.report}")
     return summary
+
+
+def _left_of(folder: RunFolder) -> list[str]:
+    return [str(path) for path in (folder.model, folder.checkpoints) if path.exists()]
 
 
 def _check_task(config: TrainConfig) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import time
@@ -143,6 +144,19 @@ def test_another_run_in_its_folder_is_refused(finished: Finished) -> None:
     )
     assert again.returncode == 2
     assert f"holds another run; continue it with --resume {run.path}" in again.stderr
+
+
+def test_a_bus_that_lost_it_is_told_before_anything_starts(
+    finished: Finished, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished.run.path, copy, ignore=shutil.ignore_patterns("bus"))
+    lost = finished.run.command("train", "--resume", str(copy))
+    assert lost.returncode == 1
+    events = len(run_sync(finished.run.log))
+    assert f"the bus has lost this run (0 of {events} events); start a new one" in lost.stderr
+    assert f"what is left of it: {copy}/model, {copy}/checkpoints" in lost.stdout
+    assert "sampler" not in lost.stdout
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
