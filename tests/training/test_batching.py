@@ -164,6 +164,29 @@ def test_a_cancelled_draft_makes_room(batcher: Batcher) -> None:
     assert waiting.finish_reason == "length"
 
 
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"top_p": 0.5}])
+def test_logits_that_are_no_numbers_give_no_logprob(settings: dict[str, float]) -> None:
+    _, logprob = drawn([math.nan] * 3, 0.5, **settings)
+    assert math.isnan(logprob)
+
+
+def test_a_completion_that_cannot_be_sampled_ends_with_an_error_and_no_token(
+    batcher: Batcher,
+) -> None:
+    finished = Finished()
+    norm = batcher.model.model.norm.weight
+    failing, sound = (draft(finished, [4, 5, 6], 8) for _ in range(2))
+    weights = norm.clone()
+    batcher.call(lambda: norm.fill_(math.nan)).result(timeout=20)
+    batcher.submit(failing)
+    finished.wait(1)
+    batcher.call(lambda: norm.copy_(weights)).result(timeout=20)
+    batcher.submit(sound)
+    finished.wait(1)
+    assert (failing.finish_reason, failing.token_ids) == ("error", [])
+    assert (sound.finish_reason, len(sound.token_ids)) == ("length", 8)
+
+
 def test_an_error_in_a_call_reaches_its_caller(batcher: Batcher) -> None:
     def fail() -> None:
         raise ValueError("no")

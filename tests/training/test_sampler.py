@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from aworld_runtime.errors import ConfigError, SamplerError
@@ -19,6 +21,7 @@ from aworld_runtime.training.sampler import SamplerProcess, SamplerSettings, cho
 from aworld_runtime.training.sampler.transformers import TransformersSampler
 from aworld_runtime.training.sampler.vllm import VllmSampler
 from aworld_runtime.training.smollm2 import resolve_model
+from tests.training.sampling import Refused, complete
 from tests.waiting import wait_until_sync
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
@@ -127,6 +130,21 @@ async def test_a_server_started_anew_takes_weights_from_a_trainer_that_knew_its_
         assert (await trainers.policy_state()).version == -1
         await trainers.publish(weights, version=1)
         assert (await trainers.health()).version == 1
+
+
+async def test_weights_that_are_not_finite_give_an_answer_that_says_so(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    weights = dict(model.named_parameters())
+    async with TransformersSampler(model_folder, log=tmp_path / "log") as sampler:
+        bad = {name: torch.full_like(tensor, math.nan) for name, tensor in weights.items()}
+        await sampler.publish(bad.items(), version=1)
+        with pytest.raises(Refused, match="logits are not finite") as refused:
+            await complete(sampler.url, [1, 2, 3], max_tokens=4)
+        assert refused.value.status == 422
+        await sampler.publish(weights.items(), version=2)
+        assert (await complete(sampler.url, [1, 2, 3], max_tokens=4)).version == 2
 
 
 def descendants(parent: int) -> dict[int, str]:

@@ -13,6 +13,7 @@ padding out, so a completion's ids and logprobs don't depend on its neighbors be
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -44,12 +45,16 @@ class Draft:
     """Called once, in the batcher's thread, when `finish_reason` is set."""
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
-    finish_reason: Literal["stop", "length", "abort"] | None = None
+    finish_reason: Literal["stop", "length", "abort", "error"] | None = None
+    """`error`: the logits are not finite, as with weights that are not."""
     cancelled: bool = False
     """Set by anyone to end it at the next step."""
 
     def add(self, token: int, logprob: float) -> None:
-        """Take one sampled token."""
+        """Take one sampled token; one whose logprob is not a number can't have been sampled."""
+        if math.isnan(logprob):
+            self.finish_reason = "error"
+            return
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         if token in self.stop_ids:
@@ -270,7 +275,7 @@ def draw(
     """Sample a token per row; with each its logprob in the distribution it was drawn from.
 
     `uniforms` in [0, 1) decide, by the inverse of the cumulative distribution. Temperature 0 takes
-    the likeliest token and reports its logprob at temperature 1.
+    the likeliest token and reports its logprob at temperature 1. A row without finite logits gives logprob NaN.
     """
     greedy = temperatures == 0
     scaled = logits / torch.where(greedy, 1.0, temperatures)[:, None]
@@ -281,6 +286,7 @@ def draw(
     # Against the total, not 1, so that rounding can't point behind the last token.
     points = (uniforms * cumulative[:, -1])[:, None]
     tokens = torch.searchsorted(cumulative, points, right=True)[:, 0]
+    tokens = tokens.clamp(max=logits.shape[1] - 1)  # NaN stands behind the last token
     tokens = torch.where(greedy, logits.argmax(-1), tokens)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 

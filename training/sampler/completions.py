@@ -124,6 +124,8 @@ class CompletionsApi:
                 f"this model's {self._max_model_len}",
             )
         drafts = await self._sample(request, order, prompt)
+        if any(draft.finish_reason == "error" for draft in drafts):
+            return _refusal(422, "the model's logits are not finite: no token can be sampled")
         return JSONResponse(self._reply(order, drafts))
 
     async def _sample(
