@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import math
 from collections.abc import Mapping
 
 import anyio
@@ -57,7 +57,8 @@ def cut(text: str, limit: int = MAX_OUTPUT) -> str:
 
 def is_cancelled() -> bool:
     """Whether somebody cancels this task. A `CancelledError` is else only what some code raised, or awaited."""
-    return anyio.current_effective_deadline() == -math.inf
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def told(error: BaseException) -> str:

@@ -360,6 +360,10 @@ async def test_a_tool_that_cancels_itself_has_failed() -> None:
 
 
 async def test_a_call_that_is_cancelled_ends_as_cancelled() -> None:
+    """By a scope, or as the end of an event loop does it."""
     with anyio.move_on_after(0) as scope:
         await call(Probe(), {"hang": True})
     assert scope.cancelled_caught
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await call(Probe(), {"hang": True})
