@@ -21,7 +21,7 @@ from typing import TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from aworld_runtime.bus.base import Bus, Mail, read_all
+from aworld_runtime.bus.base import Bus, Delivery, Mail, read_all
 from aworld_runtime.errors import BusFullError, EventError, Fenced, ToolError
 from aworld_runtime.events import (
     DeliveryDeadLettered,
@@ -557,6 +557,14 @@ async def when_there_is_room(send: Callable[[], Awaitable[T]], *, who: str) -> T
                 logger.warning("%s waits until there is room: %s", who, error)
         await anyio.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+async def bury(delivery: Delivery, reason: str) -> None:
+    """Make it a dead letter; where the bus is full, its lease runs out and it comes again."""
+    try:
+        await delivery.dead_letter(reason)
+    except BusFullError as error:
+        logger.warning("%s is not among the dead letters yet: %s", delivery.event.type, error)
 
 
 async def answer_call(

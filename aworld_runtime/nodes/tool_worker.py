@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from functools import partial
 
 import anyio
 
 from aworld_runtime.bus.base import Bus, Consumer, Delivery, NodeInfo
 from aworld_runtime.events import ToolCalled, utc_now
 from aworld_runtime.names import tool_queue
-from aworld_runtime.nodes.owner import answer_call
+from aworld_runtime.nodes.owner import answer_call, bury, when_there_is_room
 from aworld_runtime.tools.base import BaseTool
 
 ANNOUNCE_EVERY_S = 1.0
@@ -47,7 +48,8 @@ class ToolWorker:
                     tasks.start_soon(self._serve, tool)
                 while True:
                     for tool in self._tools:
-                        await self._bus.announce(self._node(tool))
+                        announce = partial(self._bus.announce, self._node(tool))
+                        await when_there_is_room(announce, who=f"tool worker {self._name}")
                     await anyio.sleep(ANNOUNCE_EVERY_S)
         finally:
             with anyio.move_on_after(2, shield=True):
@@ -80,14 +82,15 @@ class ToolWorker:
 
     async def _answer(self, delivery: Delivery, tool: str) -> None:
         if not isinstance(delivery.event.data, ToolCalled):
-            await delivery.dead_letter(f"expected tool.called, got {delivery.event.type}")
+            await bury(delivery, f"expected tool.called, got {delivery.event.type}")
             return
         self._running[tool] += 1
         try:
             answer = await answer_call(
                 delivery.event, self._tools[tool], source=f"{tool}/{self._name}", known=self._tools
             )
-            await self._bus.reply(delivery.event, answer)
+            reply = partial(self._bus.reply, delivery.event, answer)
+            await when_there_is_room(reply, who=f"{tool}/{self._name}")
             await delivery.ack()
         finally:
             self._running[tool] -= 1

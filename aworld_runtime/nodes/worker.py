@@ -22,7 +22,6 @@ from pydantic import JsonValue
 from aworld_runtime.bus.base import Bus, Delivery, NodeInfo
 from aworld_runtime.errors import (
     AWorldError,
-    BusFullError,
     Fenced,
     WorkerRefusedError,
     first_error,
@@ -33,7 +32,7 @@ from aworld_runtime.models.base import ChatModel
 from aworld_runtime.models.client import NO_DEFAULTS, LLMClient, ModelDefaults, from_spec
 from aworld_runtime.names import EPISODES_QUEUE, run_log
 from aworld_runtime.nodes.node import Program, Runnable, load_program
-from aworld_runtime.nodes.owner import EpisodeOwner, when_there_is_room
+from aworld_runtime.nodes.owner import EpisodeOwner, bury, when_there_is_room
 
 logger = logging.getLogger(__name__)
 ANNOUNCE_EVERY_S = 1.0
@@ -143,10 +142,7 @@ class Worker:
     async def _own(self, delivery: Delivery) -> None:
         event = delivery.event
         if not isinstance(event.data, EpisodeRequested) or event.episode_id is None:
-            try:
-                await delivery.dead_letter(f"expected episode.requested, got {event.type}")
-            except BusFullError as error:  # its lease runs out, then it comes again
-                logger.warning("%s is not among the dead letters yet: %s", event.type, error)
+            await bury(delivery, f"expected episode.requested, got {event.type}")
             return
         program, refusal = Program(nodes=()), None
         try:

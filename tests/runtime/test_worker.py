@@ -22,10 +22,13 @@ from aworld_runtime.events import (
     EpisodeTakenOver,
     Event,
     MessagePosted,
+    ToolCalled,
+    ToolReturned,
 )
 from aworld_runtime.messages import Task, ToolCall, ToolSpec
 from aworld_runtime.models.scripted import ScriptedModel
-from aworld_runtime.names import EPISODES_QUEUE, episode_log
+from aworld_runtime.names import EPISODES_QUEUE, episode_log, tool_queue
+from aworld_runtime.nodes.tool_worker import ToolWorker
 from aworld_runtime.nodes.worker import Worker, check_version
 from aworld_runtime.tools.base import BaseTool
 from tests.waiting import wait_until
@@ -172,6 +175,36 @@ async def test_a_worker_waits_while_the_bus_is_full(
         assert (await end_of(bus, "e")).reason == reason
         await wait_until(lambda: worker.running == 0, description="the worker's next episode")
         assert warnings(episode_log("e")) == 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_tool_worker_waits_while_the_bus_is_full(
+    server: PrivateServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate()
+    called = request("e").caused(
+        ToolCalled(call=ToolCall(id="c", name="gate")), source="solver/w", trust="model"
+    )
+    async with (
+        open_bus(server.url) as bus,
+        Redis.from_url(server.url) as admin,
+        bus.mailbox(episode_log("e")) as mail,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(ToolWorker(bus, {"gate": gate}, name="t").run)
+        await bus.put(tool_queue("gate"), called)
+        await gate.reached.wait()
+        await admin.config_set("maxmemory", 1)
+        gate.open.set()
+        for who in ("gate/t", "tool worker t"):
+            await wait_until(
+                lambda who=who: f"{who} waits until there is room" in caplog.text,
+                description=f"a warning of {who}",
+            )
+        await admin.config_set("maxmemory", 0)
+        with anyio.fail_after(5):
+            (answer,) = await anext(aiter(mail))
+        assert answer.event.data == ToolReturned(name="gate", content="open")
         tasks.cancel_scope.cancel()
 
 
