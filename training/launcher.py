@@ -72,6 +72,8 @@ class Launcher:
         self._version = code_version
         self._say = say
         self._follow = follow
+        self.began = False
+        """Whether anything but the bus has been started."""
 
     async def run(
         self, *, model: Path, sampler: Literal["vllm", "transformers"], resumed: bool
@@ -92,6 +94,7 @@ class Launcher:
             process = self._wire(url, model, sampler, resumed=resumed)
             archiver = await stack.enter_async_context(Archiver(bus, store))
             past = await bus.last_seq(log)
+            self.began = True
             try:
                 async with anyio.create_task_group() as parts:
                     await self._announce_itself(parts, bus)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from secrets import token_hex
+from shlex import quote as quote_word
 from typing import Any, TextIO
 from urllib.parse import quote, urlsplit
 
@@ -128,10 +129,8 @@ async def _train(
             await launcher.run(model=model, sampler=kind.kind, resumed=resumed)
     except BaseException as stopped:
         error = first_error(stopped)
-        if isinstance(error, RunLostError):
-            progress.say(f"what is left of it: {', '.join(_left_of(folder)) or 'its log folder'}")
-        elif not isinstance(error, UsageError):
-            progress.say(f"nothing is lost: continue with aworld train --resume {folder.path}")
+        if (hint := what_now(error, folder, began=launcher.began)) is not None:
+            progress.say(hint)
         if error is stopped:
             raise
         raise error from None
@@ -140,8 +139,14 @@ async def _train(
     return summary
 
 
-def _left_of(folder: RunFolder) -> list[str]:
-    return [str(path) for path in (folder.model, folder.checkpoints) if path.exists()]
+def what_now(error: BaseException, folder: RunFolder, *, began: bool) -> str | None:
+    """What can be done about a run that has stopped; nothing about one that had not begun and can't."""
+    if isinstance(error, RunLostError):
+        left = [str(path) for path in (folder.model, folder.checkpoints) if path.exists()]
+        return f"what is left of it: {', '.join(left) or 'its log folder'}"
+    if isinstance(error, UsageError) and not began:
+        return None
+    return f"nothing is lost: continue with aworld train --resume {quote_word(str(folder.path))}"
 
 
 def _check_task(config: TrainConfig) -> None:
