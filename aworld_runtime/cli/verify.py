@@ -6,13 +6,18 @@ import argparse
 from typing import TYPE_CHECKING
 
 from aworld_runtime.cli.shared import add_bus, add_json, add_store, joined_bus, run_async, stored
+from aworld_runtime.errors import NotFoundError
+from aworld_runtime.urls import shown
 
 if TYPE_CHECKING:
-    from aworld_runtime.nodes.verify import Comparison
+    from aworld_runtime.cli.verdict import Verdict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Compare the event ids of every log, bus against store. 1: they differ."
+    parser.description = (
+        "Compare the event ids of every log, bus against store. 1: they differ, or the store lacks events of a run"
+        " that has ended. What it has not got yet of a run that goes on is counted as behind."
+    )
     parser.add_argument("--log", default="", metavar="PREFIX", help="only logs that begin with it")
     add_bus(parser)
     add_store(parser)
@@ -24,8 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(found.model_dump_json())
     else:
+        behind = f"{found.behind} behind, " if found.behind else ""
         print(
-            f"{found.logs} logs, {found.events} events the same, {found.differing} differ;"
+            f"{found.logs} logs, {found.events} events the same, {behind}{found.differing} differ;"
             f" only in the store: {found.archived_logs} logs, {found.archived_events} events"
         )
         for one in found.differences:
@@ -34,8 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if found.same else 1
 
 
-async def _compare(arguments: argparse.Namespace) -> Comparison:
-    from aworld_runtime.nodes.verify import compare
+async def _compare(arguments: argparse.Namespace) -> Verdict:
+    from aworld_runtime.cli.verdict import judge
 
     async with joined_bus(arguments.bus) as bus, stored(arguments.store) as store:
-        return await compare(bus, store, arguments.log)
+        found = await judge(bus, store, arguments.log)
+        if arguments.log and not found.logs:
+            raise NotFoundError(
+                f"no log begins with {arguments.log!r}, neither on {bus.url} nor in {shown(store.url)}:"
+                " they are called run:RUN and episode:EPISODE"
+            )
+        return found

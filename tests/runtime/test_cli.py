@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from anyio import to_thread
+from anyio import create_task_group, to_thread
 
 from aworld_runtime import cli
 from aworld_runtime.bus.base import NodeInfo
@@ -27,6 +27,7 @@ from aworld_runtime.bus.open import open_bus
 from aworld_runtime.bus.server import PrivateServer, find_server_binary
 from aworld_runtime.cli.counts import count
 from aworld_runtime.cli.replay import side_by_side
+from aworld_runtime.cli.verdict import judge
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.events import (
     EpisodeRequested,
@@ -463,6 +464,44 @@ def completed(group: str, *episodes: str) -> GroupCompleted:
     return GroupCompleted(group=group, episodes=episodes, rewards=(0.0,) * len(episodes))
 
 
+async def test_what_only_the_store_has_differs(tmp_path: Path) -> None:
+    events = [run_event(RunStarted(kind="train")), run_event(RunFinished(reason="done"))]
+    async with open_bus("memory://") as bus, open_store(f"sqlite:///{tmp_path}/s.db") as store:
+        await bus.append(run_log("r"), 0, events[:1])
+        await store.put_events(run_log("r"), [e.at(n) for n, e in enumerate(events, 1)])
+        verdict = await judge(bus, store, wait_s=0.0)
+        assert (verdict.behind, verdict.differing, verdict.differences[0].seq) == (0, 1, 2)
+
+
+async def test_what_is_on_its_way_to_the_store_is_behind_and_what_is_lost_differs(
+    tmp_path: Path,
+) -> None:
+    log = run_log("r")
+    events = [run_event(RunStarted(kind="train"))]
+    events += [run_event(NodeJoined(node=f"worker/{n}", kind="worker")) for n in range(3)]
+    async with open_bus("memory://") as bus, open_store(f"sqlite:///{tmp_path}/s.db") as store:
+
+        async def found(wait_s: float = 0.0) -> tuple[int, int]:
+            verdict = await judge(bus, store, wait_s=wait_s)
+            return verdict.behind, verdict.differing
+
+        await bus.append(log, 0, events)
+        kept = await bus.read(log)
+        await store.put_events(log, kept[:1])
+        assert await found() == (3, 0)
+        async with create_task_group() as archiver:
+            archiver.start_soon(store.put_events, log, kept)
+            assert await found(wait_s=5) == (0, 0)
+        await bus.append(log, 4, [run_event(RunFinished(reason="done"))])
+        assert await found() == (0, 1)
+        async with open_store(f"sqlite:///{tmp_path}/gap.db") as store:  # noqa: PLW2901
+            await store.put_events(log, [*kept[:2], kept[3]])
+            assert await found() == (0, 2)
+        async with open_store(f"sqlite:///{tmp_path}/other.db") as store:  # noqa: PLW2901
+            await store.put_events(log, [kept[0], run_event(NodeLeft(node="n")).at(2)])
+            assert await found() == (0, 4)
+
+
 # --- with a server -----------------------------------------------------------------------------------------------------
 
 
@@ -522,6 +561,9 @@ async def test_worker_serves_episodes_is_listed_and_drains(project: Path, bus_ur
         assert "worker/w1" in aworld_process("nodes", *bus, cwd=project).stdout
         health = await to_thread.run_sync(get_json, f"http://127.0.0.1:{port}/healthz")
         assert (health["status"], health["worker"]) == ("ok", "w1")
+        nowhere = aworld_process("verify", "--log", "nope", *bus, cwd=project)
+        assert nowhere.returncode == 2
+        assert "no log begins with 'nope'" in nowhere.stderr
         verified = aworld_process("verify", *bus, cwd=project)
         assert (verified.returncode, " 0 differ" in verified.stdout) == (0, True)
         running.send_signal(signal.SIGTERM)
