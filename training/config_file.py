@@ -31,7 +31,10 @@ def load_config(
             raise ConfigError(
                 f"{setting!r}: expected key=value, such as steps=50 or learner.lr=1e-5"
             )
-        _put(tree, key.split("."), _scalar(value))
+        try:
+            _put(tree, key.split("."), _scalar(value))
+        except (yaml.YAMLError, ValueError) as error:
+            raise ConfigError(f"{setting!r}: {_one_line(error)}") from error
     for key, value in given.items():
         _put(tree, [key], value)
     try:
@@ -71,8 +74,8 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
         tree = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"--config {file}: can't be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--config {file}: is not YAML: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"--config {file}: is not YAML: {_one_line(error)}") from error
     if tree is None:
         return {}, {}
     if not isinstance(tree, dict):
@@ -82,6 +85,10 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     lines: dict[tuple[str, ...], int] = {}
     _lines(node, (), lines)
     return cast("dict[str, Any]", tree), lines
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _lines(

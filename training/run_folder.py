@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue, TypeAdapter
 
 from aworld_runtime.errors import ConfigError, NotFoundError
 from aworld_runtime.messages import Data
@@ -24,6 +24,7 @@ from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.urls import shown
 
 GIT_DEADLINE_S = 10
+FACTS = TypeAdapter(dict[str, JsonValue])
 
 
 class Wiring(Data):
@@ -110,22 +111,23 @@ class RunFolder:
 
     @property
     def config(self) -> TrainConfig:
-        try:
+        with _reading(self._config_file):
             return TrainConfig.model_validate(yaml.safe_load(self._config_file.read_text()))
-        except (yaml.YAMLError, ValidationError) as error:
-            raise ConfigError(f"{self._config_file}: {error}") from error
 
     @property
     def run_id(self) -> str:
-        return str(self.provenance["run_id"])
+        with _reading(self._provenance_file):
+            return str(self.provenance["run_id"])
 
     @property
     def provenance(self) -> dict[str, JsonValue]:
-        return json.loads(self._provenance_file.read_text())
+        with _reading(self._provenance_file):
+            return FACTS.validate_json(self._provenance_file.read_bytes())
 
     @property
     def wiring(self) -> Wiring:
-        return Wiring.model_validate_json(self._wiring_file.read_text())
+        with _reading(self._wiring_file):
+            return Wiring.model_validate_json(self._wiring_file.read_bytes())
 
     @wiring.setter
     def wiring(self, wiring: Wiring) -> None:
@@ -142,6 +144,18 @@ class RunFolder:
     @property
     def _wiring_file(self) -> Path:
         return self.path / "wiring.json"
+
+
+@contextmanager
+def _reading(file: Path) -> Generator[None]:
+    """Say in one line which file of the run is missing or damaged."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(
+            f"{file}: can't be read: {why}; put it back from a copy, or start a new run"
+        ) from error
 
 
 def provenance(run_id: str, argv: Sequence[str]) -> dict[str, JsonValue]:

@@ -31,6 +31,8 @@ def test_an_unknown_key_names_its_line_and_the_known_ones(tmp_path: Path) -> Non
         (["sampler=magic"], r"sampler='magic'.*vllm"),
         (["colour=red"], r"unknown key 'colour'; known keys: .*worker_num"),
         (["steps"], r"'steps': expected key=value"),
+        (["steps=[1,2"], r"^'steps=\[1,2': while parsing .* expected [^\n]*$"),
+        (["seed=2026-13-45"], r"^'seed=2026-13-45': month must be"),
         (["steps.more=1", "steps=2", "steps.more=3"], r"steps"),
     ],
 )
@@ -41,8 +43,9 @@ def test_a_wrong_setting_is_named(settings: list[str], message: str) -> None:
 
 def test_a_file_that_is_not_yaml_or_missing_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
-    broken.write_text("steps: [1")
-    with pytest.raises(ConfigError, match="is not YAML"):
-        load_config(file=broken, settings=[], given={})
+    for content in (b"steps: [1", b"\x7fELF\x02\xff"):
+        broken.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"is not YAML: [^\n]*$"):
+            load_config(file=broken, settings=[], given={})
     with pytest.raises(ConfigError, match="can't be read"):
         load_config(file=tmp_path / "absent.yaml", settings=[], given={})

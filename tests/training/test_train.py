@@ -1,10 +1,14 @@
 """What is said of a run that has stopped."""
 
+from itertools import product
 from pathlib import Path
 
-from aworld_runtime.errors import ConfigError, RunLostError, SamplerError
-from aworld_runtime.training.run_folder import RunFolder
-from aworld_runtime.training.train import what_now
+import pytest
+
+from aworld_runtime.errors import ConfigError, RunLostError, SamplerError, UsageError
+from aworld_runtime.training.config import TrainConfig
+from aworld_runtime.training.run_folder import RunFolder, Wiring
+from aworld_runtime.training.train import resume_run, what_now
 
 
 def test_a_run_that_began_can_be_resumed_whatever_stopped_it(tmp_path: Path) -> None:
@@ -20,3 +24,23 @@ def test_of_a_run_that_the_bus_has_lost_the_checkpoints_are_named(tmp_path: Path
     folder.checkpoints.mkdir()
     hint = what_now(RunLostError("0 of 9 events"), folder, began=True)
     assert hint == f"what is left of it: {tmp_path}/checkpoints"
+
+
+FILES = ("config.yaml", "provenance.json", "wiring.json")
+DAMAGE = (b"", b'{"run', b"[]", b"\xff\xfe: \x80")
+
+
+@pytest.mark.parametrize("name, damage", [*product(FILES, DAMAGE), ("provenance.json", None)])
+def test_a_damaged_file_of_the_run_is_named_in_one_line(
+    tmp_path: Path, name: str, damage: bytes | None
+) -> None:
+    path = tmp_path / "run"
+    folder = RunFolder.create(path, TrainConfig(store=f"sqlite:///{tmp_path}/store.db"), "r", [])
+    folder.wiring = Wiring(
+        run_id="r", code_version="", bus="", model="m", sampler="transformers", sampler_port=1
+    )
+    (path / name).unlink()
+    if damage is not None:
+        (path / name).write_bytes(damage)
+    with pytest.raises(UsageError, match=rf"^[^\n]*{name}[^\n]*$"):
+        resume_run(path)
