@@ -91,9 +91,13 @@ class ChildProcess:
             os.kill(self.pid, number)
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines it wrote."""
-        with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
+        """The last lines it wrote; none where its log was removed."""
+        try:
+            file = self.log.open("rb")
+        except FileNotFoundError:
+            return ""
+        with file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
 
     async def __aenter__(self) -> Self:

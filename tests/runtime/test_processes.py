@@ -78,6 +78,8 @@ async def test_output_goes_to_the_log_and_the_return_code_is_the_programs(tmp_pa
     assert await child.wait(deadline=10) == 3
     assert child.returncode == 3
     assert child.log_tail() == "hello"
+    child.log.unlink()
+    assert child.log_tail() == ""
 
 
 async def test_the_environment_is_laid_over_ours(
