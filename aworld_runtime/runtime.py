@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from secrets import token_hex
 from types import TracebackType
 from typing import Self, TypeVar, TypeVarTuple
@@ -36,6 +37,7 @@ from aworld_runtime.messages import Task
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
 from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.nodes.node import Runnable
+from aworld_runtime.nodes.owner import when_there_is_room
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.store.base import Store
 from aworld_runtime.store.open import open_store
@@ -167,7 +169,8 @@ class Runtime:
             deadline=None if timeout_s is None else utc_now() + timedelta(seconds=timeout_s),
         )
         self._unfinished[episode_id] = _Unfinished(reference)
-        await self.bus.put(EPISODES_QUEUE, requested)
+        put = partial(self.bus.put, EPISODES_QUEUE, requested)
+        await when_there_is_room(put, who=f"run {self.run_id}")
         return episode_id
 
     async def result(self, episode_id: str) -> Episode:
@@ -223,9 +226,10 @@ class Runtime:
 
     async def _append(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
         async with self._appending:
-            self._log_seq = await self.bus.append(
-                run_log(self.run_id), self._log_seq, events, acks=acks
+            append = partial(
+                self.bus.append, run_log(self.run_id), self._log_seq, events, acks=acks
             )
+            self._log_seq = await when_there_is_room(append, who=f"run {self.run_id}")
 
     def _event(self, data: RunStarted | RunFinished) -> Event:
         return Event.of(data, source=f"runtime/{self.run_id}", run_id=self.run_id)

@@ -30,6 +30,7 @@ from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, tool_queue
 from aworld_runtime.nodes.tool_worker import ToolWorker
 from aworld_runtime.nodes.worker import Worker, check_version
+from aworld_runtime.runtime import Runtime
 from aworld_runtime.tools.base import BaseTool
 from tests.waiting import wait_until
 
@@ -206,6 +207,28 @@ async def test_a_tool_worker_waits_while_the_bus_is_full(
             (answer,) = await anext(aiter(mail))
         assert answer.event.data == ToolReturned(name="gate", content="open")
         tasks.cancel_scope.cancel()
+
+
+async def test_a_runtime_waits_while_the_bus_is_full(
+    server: PrivateServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        Runtime(bus=server.url, store=f"sqlite:///{tmp_path}/store.db") as runtime,
+        Redis.from_url(server.url) as admin,
+        anyio.create_task_group() as tasks,
+    ):
+        await admin.config_set("maxmemory", 1)
+
+        async def make_room() -> None:
+            await wait_until(
+                lambda: f"run {runtime.run_id} waits until there is room" in caplog.text,
+                description="the run's warning",
+            )
+            await admin.config_set("maxmemory", 0)
+
+        tasks.start_soon(make_room)
+        with anyio.fail_after(20):
+            assert (await runtime.run("tests.replayed:swarm", "Add.")).answer == "checked: 100"
 
 
 async def test_what_is_no_episode_outlives_a_full_bus_and_ends_among_the_dead_letters(
