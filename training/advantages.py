@@ -23,6 +23,9 @@ REWARD_NOISE = 1e-8
 """Rewards of a group closer than this, relative to the largest, are equal: a sum of parts rounds differently in another
 order, and (r - mean) / std would blow the rounding up to a full-sized advantage."""
 
+LARGEST_REWARD = 1e30
+"""Squares and sums of rewards stay within float64, and advantages within float32, where losses are computed."""
+
 
 def grpo_advantages(rewards: Sequence[float], *, std_eps: float = STD_EPS) -> tuple[float, ...]:
     """A_i = (r_i - mean(r)) / (std(r) + std_eps), std with ddof 1 (DeepSeekMath, arXiv:2402.03300, eq. 2)."""
@@ -81,9 +84,18 @@ class RowAdvantages:
 def row_advantages(
     rows: Sequence[TrainingRow], *, advantage: Advantage = grpo_advantages
 ) -> RowAdvantages:
-    """Advantages per (group, role), each rollout counted once."""
+    """Advantages per (group, role), each rollout counted once.
+
+    Raises:
+        TrainingError: a reward is too large, or a rollout has several.
+    """
     rewards: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
+        if abs(row.reward) > LARGEST_REWARD:
+            raise TrainingError(
+                f"group {row.group_id!r}: rollout {row.rollout_id!r} has reward {row.reward:g},"
+                f" beyond ±{LARGEST_REWARD:g}"
+            )
         rollouts = rewards.setdefault((row.group_id, row.role), {})
         if rollouts.setdefault(row.rollout_id, row.reward) != row.reward:
             raise TrainingError(

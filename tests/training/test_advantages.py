@@ -50,6 +50,22 @@ def test_advantages_of_a_group_sum_to_zero(name: AdvantageName, rewards: list[fl
     assert math.fsum(ADVANTAGES[name](rewards)) == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("reward", [1e308, -1e308])
+def test_a_reward_too_large_to_be_trained_on_is_named_with_its_group(reward: float) -> None:
+    rows = [row("a", reward), row("b", reward), row("c", -reward)]
+    with pytest.raises(TrainingError, match=r"group 'group': rollout 'a' has reward .*1e\+30"):
+        row_advantages(rows)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("reward", [1.0, 1e30])
+def test_the_largest_rewards_give_advantages_that_float32_holds(
+    name: AdvantageName, reward: float
+) -> None:
+    first, _ = ADVANTAGES[name]([reward, -reward])
+    assert 0 < first < 1e31
+
+
 @pytest.mark.parametrize("name", ADVANTAGES)
 @pytest.mark.parametrize("rewards", [[0.7], [0.1, 0.1, 0.1], [0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1]])
 def test_a_group_without_variance_gives_exactly_zero(
