@@ -23,7 +23,14 @@ from anyio.to_thread import run_sync
 
 from aworld_runtime.bus.base import Bus, Mail, NodeInfo, read_all
 from aworld_runtime.environments.base import Environment
-from aworld_runtime.errors import Fenced, StaleSampleError, TrainingError, UsageError, first_error
+from aworld_runtime.errors import (
+    EventError,
+    Fenced,
+    StaleSampleError,
+    TrainingError,
+    UsageError,
+    first_error,
+)
 from aworld_runtime.events import (
     BatchFormed,
     CheckpointSaved,
@@ -320,7 +327,10 @@ class Trainer:
     ) -> None:
         name = group_name(self._run_id, len(self._state.groups) + 1)
         requested = GroupRequested(group=name, task=task, size=size, purpose=purpose)
-        await self._append(requested, version=self._version)
+        try:
+            await self._append(requested, version=self._version)
+        except EventError as error:
+            raise TrainingError(f"task {task.id!r} can't be requested: {error}") from error
         for index in range(size):
             await self._queue_episode(self._state.groups[name], index, attempt=1)
 

@@ -37,6 +37,7 @@ from tests.training.trainer_case import (
     BARE,
     CASE,
     FAILING,
+    GARBLED,
     SERVED,
     UNSCORABLE,
     RecordingLearner,
@@ -496,6 +497,16 @@ async def test_a_run_none_of_whose_episodes_can_be_scored_says_why(
             await trainer(bus, tmp_path, RecordingLearner(tmp_path), task=BARE).run()
     why = "scored: r.g00001.0.3 failed .environment: AttributeError: 'float' object has no attribute .*"
     assert stopped.group_contains(TrainingError, match=why + "must be async and return a Reward")
+
+
+async def test_a_task_that_no_event_can_hold_stops_the_run_and_is_named(
+    bus: Bus, tmp_path: Path
+) -> None:
+    with pytest.raises(ExceptionGroup) as stopped:
+        await trainer(bus, tmp_path, RecordingLearner(tmp_path), task=GARBLED).run()
+    why = "task 'test-0' can't be requested: .*can't be written"
+    assert stopped.group_contains(TrainingError, match=why)
+    assert isinstance((await log(bus))[-1].data, RunFinished)
 
 
 async def test_a_run_without_workers_stops_with_a_message(bus: Bus, tmp_path: Path) -> None:

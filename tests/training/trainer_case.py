@@ -45,6 +45,16 @@ class BareEnvironment(CountingEnvironment):
         return 1.0  # pyright: ignore[reportReturnType]
 
 
+class GarbledEnvironment(CountingEnvironment):
+    """Its prompts are no text that can be written down."""
+
+    def tasks(self, split: Split, *, count: int, seed: int = 0) -> Sequence[Task]:
+        return [
+            task.model_copy(update={"prompt": "half a \ud800 pair"})
+            for task in super().tasks(split, count=count, seed=seed)
+        ]
+
+
 def reply(request: ModelRequest) -> Completion:
     prompt = request.messages[-1].content
     if prompt in FAILING:
@@ -72,6 +82,7 @@ CASE = TrainingTask(
     roles=("solver",),
 )
 BARE = CASE.model_copy(update={"environment": "tests.training.trainer_case:BareEnvironment"})
+GARBLED = CASE.model_copy(update={"environment": "tests.training.trainer_case:GarbledEnvironment"})
 
 
 class RecordingLearner:
