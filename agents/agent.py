@@ -102,6 +102,10 @@ class Agent:
         system = (Message(role="system", content=system_prompt),) if system_prompt else ()
         self.preamble: tuple[Message, ...] = (*system, *examples)
 
+    def __repr__(self) -> str:
+        model = getattr(self.llm, "name", None)
+        return f"{type(self).__name__}({self.role!r}, llm={model!r}, tools={list(self.tools)!r})"
+
     async def handle(self, ctx: Context, event: Event) -> None:
         """Take a turn on a message, or once the last open tool call is answered."""
         refused_by_itself = isinstance(event.data, ToolFailed) and event.role == self.role

@@ -27,6 +27,9 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.messages import Completion, Data, Message, Task, ToolSpec, Usage
 
+SHOWN = 80
+"""Characters of an answer that an episode's `repr` shows."""
+
 
 class Turn(Data):
     """One completion, and the messages that were new to the agent in its prompt."""
@@ -85,6 +88,17 @@ class Episode(Data):
         return sum(
             (t.completion.usage for tr in self.trajectories for t in tr.turns), start=Usage()
         )
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, object]]:
+        """How it went, in one line: the fields hold whole conversations."""
+        shown = self.answer if len(self.answer) <= SHOWN else f"{self.answer[: SHOWN - 1]}…"
+        yield from (("id", self.id), ("reason", self.reason), ("answer", shown))
+        if self.error is not None:
+            yield "error", self.error
+        if self.reward is not None:
+            yield "reward", self.reward
+        yield "turns", sum(len(t.turns) for t in self.trajectories)
+        yield "tool_calls", self.tool_calls
 
     def trajectory(self, role: str) -> Trajectory | None:
         return next((t for t in self.trajectories if t.role == role), None)

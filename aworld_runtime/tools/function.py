@@ -53,6 +53,9 @@ class FunctionTool(BaseTool):
         """The plain function."""
         return self.function(*args, **kwargs)
 
+    def __repr__(self) -> str:
+        return f"<tool {self._spec.name}({', '.join(self._arguments.model_fields)})>"
+
     def get_schema(self) -> ToolSpec:
         """Name, description and JSON schema of the arguments."""
         return self._spec

@@ -139,6 +139,12 @@ async def test_one_agent_serves_many_episodes_and_keeps_nothing() -> None:
     assert vars(agent) == before
 
 
+def test_an_agent_shows_its_role_model_and_tools() -> None:
+    agent = Agent("solver", llm="openai/gpt-4o", tools=[Adder()])
+    assert repr(agent) == "Agent('solver', llm='openai/gpt-4o', tools=['add'])"
+    assert repr(Agent()) == "Agent('agent', llm=None, tools=[])"
+
+
 @pytest.mark.parametrize("name", ["", "swarm", "environment", "worker", "a/b"])
 def test_a_name_that_cannot_be_a_role_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="expected a name"):

@@ -128,6 +128,10 @@ def test_schema_comes_from_hints_and_docstring() -> None:
     assert spec.parameters["required"] == ["point"]
 
 
+def test_a_function_tool_shows_how_it_is_called() -> None:
+    assert repr(distance) == "<tool distance(point, scale)>"
+
+
 async def test_function_gets_typed_arguments() -> None:
     assert await call(distance, {"point": {"x": 3, "y": "-4"}, "scale": 2}) == 14.0
 

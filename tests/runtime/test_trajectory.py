@@ -111,6 +111,16 @@ def test_an_episode_knows_what_it_was_asked_and_how_it_ended() -> None:
     assert episode.usage == USAGE + USAGE
 
 
+def test_an_episode_shows_how_it_went_in_one_line() -> None:
+    task = Task(id="t", prompt="q")
+    episode = Episode(id="e", task=task, reason="answered", answer="x" * 200, tool_calls=3)
+    shown = f"id='e', reason='answered', answer='{'x' * 79}…', turns=0, tool_calls=3"
+    assert repr(episode) == f"Episode({shown})"
+    failed = Episode(id="e", task=task, reason="failed", error="no model")
+    assert "error='no model'" in repr(failed)
+    assert "trajectories" not in str(episode)
+
+
 def test_an_episode_that_still_runs_has_no_reason() -> None:
     episode = episode_of(two_turns().events)
     assert (episode.answer, episode.reason) == ("85", None)
