@@ -1,7 +1,8 @@
 """A training run's progress in the terminal, read off the run's log.
 
 On a terminal, finished steps scroll by above a status line that is drawn again and again; anywhere
-else there are plain lines only. Times come from the log, so a resumed run shows the same lines.
+else there are plain lines only, and in a long silence one that says how many episodes are there.
+Times come from the log, so a resumed run shows the same lines.
 """
 
 from __future__ import annotations
@@ -10,30 +11,42 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Literal, Self, TextIO
 
 from aworld_runtime.events import (
+    FAILURES,
     BatchFormed,
     CheckpointSaved,
     EpisodeFinished,
     EvaluationFinished,
     Event,
+    GroupCompleted,
     GroupRequested,
-    PolicyPublished,
     RunFinished,
     RunTakenOver,
     StepFinished,
 )
 
-BAR = 20
-"""Characters of the run's bar."""
+BAR = 12
+"""Characters of the run's bar: the whole status line has room in 80 columns."""
 REWARD_BAR = 10
 REDRAW_S = 0.1
-QUIET_S = 10.0
-"""Without a terminal, a phase that begins after so long a silence gets a line of its own."""
-PHASES = ("generate", "train", "publish", "rest")
+QUIET_S = 20.0
+"""Without a terminal, seconds of silence after which the next news gets a line of its own."""
+PHASES = ("generate", "train", "publish")
 CLEAR = "\r\x1b[2K"
+
+
+@dataclass
+class Asked:
+    """A group that no batch or evaluation has used."""
+
+    purpose: Literal["train", "evaluate"]
+    size: int
+    there: int = 0
+    """Its episodes that have ended and count."""
 
 
 class Progress:
@@ -44,9 +57,11 @@ class Progress:
         steps: int,
         out: TextIO = sys.stdout,
         *,
+        evaluate_every: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._steps = steps
+        self._evaluate_every = evaluate_every
         self._out = out
         self._clock = clock
         self._live = False
@@ -55,9 +70,10 @@ class Progress:
         self._step = 0
         self._reward: float | None = None
         self._seconds: list[float] = []
+        self._evaluated = -1
+        self._evaluation_s = 0.0
         self._phase = "starting"
-        self._wanted = 0
-        self._finished = 0
+        self._asked: dict[str, Asked] = {}
 
     def __enter__(self) -> Self:
         """Begin to draw the status line, where the output is a terminal."""
@@ -89,17 +105,21 @@ class Progress:
         match event.data:
             case StepFinished(step=step, metrics=metrics):
                 self._finish_step(step, metrics)
-            case EvaluationFinished(step=step, metrics=metrics):
+            case EvaluationFinished(step=step, groups=groups, metrics=metrics):
+                self._use(groups)
                 self._finish_evaluation(step, metrics)
-            case GroupRequested(size=size, purpose=purpose):
-                self._want(size, purpose)
-            case EpisodeFinished():
-                self._finished += 1
-                self._draw(force=False)
-            case BatchFormed():
+            case GroupRequested(group=group, size=size, purpose=purpose):
+                self._asked[group] = Asked(purpose, size)
+                self._begin("evaluate" if purpose == "evaluate" else "generate")
+            case EpisodeFinished(reason=reason) if reason not in FAILURES:
+                if (asked := self._asked.get(event.group_id or "")) is not None:
+                    asked.there += 1
+                self._news()
+            case GroupCompleted(group=group, episodes=()):
+                self._asked.pop(group, None)
+            case BatchFormed(group_ids=groups):
+                self._use(groups)
                 self._begin("train")
-            case PolicyPublished():
-                self._begin("rest")
             case CheckpointSaved(step=step):
                 self.say(f"checkpoint after step {step}")
             case RunTakenOver():
@@ -123,32 +143,44 @@ class Progress:
 
     @property
     def _activity(self) -> str:
-        if self._phase in {"generate", "evaluate"} and self._wanted:
-            return f"{self._phase} {self._finished}/{self._wanted}"
-        return self._phase
+        purpose = {"generate": "train", "evaluate": "evaluate"}.get(self._phase)
+        groups = [group for group in self._asked.values() if group.purpose == purpose]
+        if not groups:
+            return self._phase
+        there, size = sum(group.there for group in groups), sum(group.size for group in groups)
+        return f"{self._phase} {there}/{size} episodes"
 
     @property
     def _left_s(self) -> float | None:
-        """From the last steps: the first ones are slower."""
+        """From the last steps, as the first ones are slower, and the last evaluation."""
         recent = self._seconds[-5:]
-        if not recent or self._step >= self._steps:
+        evaluations = sum(map(self._is_evaluated, range(self._evaluated + 1, self._steps + 1)))
+        steps = self._steps - self._step
+        if not recent or not steps + evaluations:
             return None
-        return sum(recent) / len(recent) * (self._steps - self._step)
+        return sum(recent) / len(recent) * steps + self._evaluation_s * evaluations
 
-    def _want(self, episodes: int, purpose: str) -> None:
-        phase = "evaluate" if purpose == "evaluate" else "generate"
-        if phase != self._phase or self._finished >= self._wanted:
-            self._wanted = self._finished = 0
-        self._wanted += episodes
-        self._begin(phase)
+    def _is_evaluated(self, step: int) -> bool:
+        every = self._evaluate_every
+        return every is not None and (step % every == 0 or step == self._steps)
+
+    def _use(self, groups: tuple[str, ...]) -> None:
+        for group in groups:
+            self._asked.pop(group, None)
 
     def _begin(self, phase: str) -> None:
-        changed = phase != self._phase
         self._phase = phase
+        self._news()
+
+    def _news(self) -> None:
+        """Show where the run is, not too often."""
         if self._live:
             self._draw(force=False)
-        elif changed and self._clock() - self._said_at > QUIET_S:
-            self.say(f"step {self._step + 1}/{self._steps}: {phase}")
+        elif self._clock() - self._said_at > QUIET_S:
+            place = f"step {self._step + 1}/{self._steps}"
+            if self._phase == "evaluate":
+                place = f"after step {self._step}" if self._step else "before training"
+            self.say(f"{place}: {self._activity}")
 
     def _finish_step(self, step: int, metrics: dict[str, float]) -> None:
         self._step = step
@@ -169,12 +201,14 @@ class Progress:
         )
 
     def _finish_evaluation(self, step: int, metrics: dict[str, float]) -> None:
+        self._evaluated = step
+        self._evaluation_s = metrics.get("perf/evaluate_s", 0.0)
         when = "before training" if step == 0 else f"after step {step}"
         reward = metrics.get("reward/mean", 0.0)
         episodes = int(metrics.get("episodes", 0))
         self.say(
             f"held-out {when}: reward {reward:.3f} {self._bar(reward, REWARD_BAR)}"
-            f"  {episodes} episodes, {metrics.get('perf/evaluate_s', 0.0):.1f} s"
+            f"  {episodes} episodes, {self._evaluation_s:.1f} s"
         )
 
     def _bar(self, share: float, width: int) -> str:

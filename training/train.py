@@ -90,7 +90,7 @@ def resume_run(path: Path, out: TextIO = sys.stdout) -> RunSummary:
 
 async def _train_new(config: TrainConfig, out: TextIO = sys.stdout) -> RunSummary:
     """Check everything that can be wrong before anything is made."""
-    progress = Progress(config.steps, out)
+    progress = Progress(config.steps, out, evaluate_every=config.evaluate_every)
     config = with_store(config)
     _check_task(config)
     _, which = choose_sampler(config.sampler)
@@ -106,7 +106,7 @@ async def _train_new(config: TrainConfig, out: TextIO = sys.stdout) -> RunSummar
 
 async def _resume(folder: RunFolder, out: TextIO = sys.stdout) -> RunSummary:
     config = folder.config
-    progress = Progress(config.steps, out)
+    progress = Progress(config.steps, out, evaluate_every=config.evaluate_every)
     progress.say(f"run {folder.run_id} goes on in {folder.path}")
     _check_task(config)
     await _reach(config)
@@ -127,6 +127,7 @@ async def _train(
     try:
         with folder.held(), progress:
             await launcher.run(model=model, sampler=kind.kind, resumed=resumed)
+            summary = await report_on(folder)
     except BaseException as stopped:
         error = first_error(stopped)
         if (hint := what_now(error, folder, began=launcher.began)) is not None:
@@ -134,9 +135,20 @@ async def _train(
         if error is stopped:
             raise
         raise error from None
-    summary = await write_results(folder, config.store or Settings.from_env().store)
     progress.say(f"report: {folder.report}")
     return summary
+
+
+async def report_on(folder: RunFolder) -> RunSummary:
+    """Write what came of the run into its folder.
+
+    Raises:
+        UsageError: it can't be written; a resume of the finished run writes it again.
+    """
+    try:
+        return await write_results(folder, folder.config.store or Settings.from_env().store)
+    except OSError as error:
+        raise UsageError(f"all is trained, but the report can't be written: {error}") from error
 
 
 def what_now(error: BaseException, folder: RunFolder, *, began: bool) -> str | None:
