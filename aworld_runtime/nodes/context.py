@@ -35,6 +35,7 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.messages import Completion, Message, ModelSpec, ToolSpec, Trust
 from aworld_runtime.models.base import ChatModel, ModelRequest
+from aworld_runtime.tools.call import told
 from aworld_runtime.trajectory import TrajectoryFold
 
 ANSWERS = (ModelCompleted, ModelFailed, ValueRecorded)
@@ -385,8 +386,8 @@ class Context:
 def _failure(error: BaseException) -> ModelFailed:
     name = type(error).__name__
     if isinstance(error, ModelError):
-        return ModelFailed(error=name, message=str(error))
-    return ModelFailed(error="ModelError", message=f"{name}: {error}")
+        return ModelFailed(error=name, message=told(error))
+    return ModelFailed(error="ModelError", message=f"{name}: {told(error)}")
 
 
 def _model_error(name: str) -> type[ModelError]:

@@ -15,7 +15,7 @@ from aworld_runtime import Agent, BaseTool
 from aworld_runtime.bus.base import Bus, read_all
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.environments.base import Reward
-from aworld_runtime.errors import Fenced
+from aworld_runtime.errors import Fenced, ModelRejectedError, ToolArgumentsError
 from aworld_runtime.events import (
     REFUSE_ABOVE,
     DeliveryDeadLettered,
@@ -28,6 +28,7 @@ from aworld_runtime.events import (
     EventData,
     MessagePosted,
     ModelCompleted,
+    ModelFailed,
     ModelRequested,
     RewardGiven,
     ToolCalled,
@@ -35,7 +36,7 @@ from aworld_runtime.events import (
     ToolReturned,
     utc_now,
 )
-from aworld_runtime.messages import Task, ToolCall, ToolSpec
+from aworld_runtime.messages import Completion, Task, ToolCall, ToolSpec
 from aworld_runtime.models.base import ModelRequest
 from aworld_runtime.models.scripted import Reply, ScriptedModel
 from aworld_runtime.names import episode_log
@@ -286,6 +287,33 @@ async def test_a_model_answer_that_no_log_can_hold_fails_its_episode(bus: Bus) -
     assert "MalformedEventError" in str(one(events, EpisodeFinished).error)
 
 
+class Refusing(ScriptedModel):
+    """A client that fails with what can't be written as it is."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__("never")
+        self.error = error
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (ModelRejectedError("a\ud800"), "a?"),
+        (MuteError(), "MuteError: no message, its __str__ raised RuntimeError"),
+    ],
+)
+async def test_a_model_error_that_no_log_can_hold_is_recorded_as_text(
+    bus: Bus, error: Exception, told: str
+) -> None:
+    program = Agent("solver", llm=Refusing(error)).program()
+    events = await run_episode(bus, request_episode(), program)
+    assert one(events, ModelFailed).message == told
+    assert one(events, EpisodeFinished).reason == "failed"
+
+
 class Impatient:
     """Gives its model no time, and goes on without it."""
 
@@ -402,6 +430,39 @@ async def test_a_remote_tool_answers_by_mail(bus: Bus) -> None:
     returned = one(events, ToolReturned)
     assert returned.content == 5
     assert next(e for e in events if e.data is returned).source == "add/t1"
+
+
+class Unspeakable(BaseTool):
+    """Raises what can't be written as it is."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def get_schema(self) -> ToolSpec:
+        return Adder().get_schema()
+
+    async def run(self, **arguments: JsonValue) -> JsonValue:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (ToolArgumentsError("a\ud800"), "a?"),
+        (MuteError(), "MuteError: no message, its __str__ raised RuntimeError"),
+        (asyncio.CancelledError(), "CancelledError: the tool cancelled itself"),
+    ],
+)
+async def test_a_tool_worker_tells_whatever_its_tool_raises(
+    bus: Bus, error: BaseException, told: str
+) -> None:
+    events: list[Event] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ToolWorker(bus, {"add": Unspeakable(error)}, name="t1").run)
+        events = await run_episode(bus, request_episode(), remote_program())
+        tasks.cancel_scope.cancel()
+    assert one(events, ToolFailed).message == told
+    assert one(events, EpisodeFinished).answer == "five"
 
 
 async def test_a_tool_worker_survives_what_is_no_call(bus: Bus) -> None:
