@@ -8,7 +8,19 @@ import pytest
 from aworld_runtime.errors import ConfigError, RunLostError, SamplerError, UsageError
 from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.training.run_folder import RunFolder, Wiring
-from aworld_runtime.training.train import resume_run, what_now
+from aworld_runtime.training.train import report_on, resume_run, what_now
+
+pytestmark = pytest.mark.anyio
+
+
+def started(tmp_path: Path) -> RunFolder:
+    """The folder of a run whose processes have been started once."""
+    config = TrainConfig(store=f"sqlite:///{tmp_path}/store.db")
+    folder = RunFolder.create(tmp_path / "run", config, "r", [])
+    folder.wiring = Wiring(
+        run_id="r", code_version="", bus="", model="m", sampler="transformers", sampler_port=1
+    )
+    return folder
 
 
 def test_a_run_that_began_can_be_resumed_whatever_stopped_it(tmp_path: Path) -> None:
@@ -34,13 +46,16 @@ DAMAGE = (b"", b'{"run', b"[]", b"\xff\xfe: \x80")
 def test_a_damaged_file_of_the_run_is_named_in_one_line(
     tmp_path: Path, name: str, damage: bytes | None
 ) -> None:
-    path = tmp_path / "run"
-    folder = RunFolder.create(path, TrainConfig(store=f"sqlite:///{tmp_path}/store.db"), "r", [])
-    folder.wiring = Wiring(
-        run_id="r", code_version="", bus="", model="m", sampler="transformers", sampler_port=1
-    )
-    (path / name).unlink()
+    folder = started(tmp_path)
+    (folder.path / name).unlink()
     if damage is not None:
-        (path / name).write_bytes(damage)
+        (folder.path / name).write_bytes(damage)
     with pytest.raises(UsageError, match=rf"^[^\n]*{name}[^\n]*$"):
-        resume_run(path)
+        resume_run(folder.path)
+
+
+async def test_a_report_that_can_not_be_written_is_one_line(tmp_path: Path) -> None:
+    folder = started(tmp_path)
+    folder.report.mkdir()
+    with pytest.raises(UsageError, match=r"the report can't be written: .*report.html"):
+        await report_on(folder)
