@@ -9,10 +9,11 @@ from typing import Protocol, cast
 
 from pydantic import JsonValue
 
-from aworld_runtime.errors import ConfigError, UnknownProgramError
+from aworld_runtime.errors import AWorldError, ConfigError, UnknownProgramError
 from aworld_runtime.events import Event
 from aworld_runtime.nodes.context import Context
 from aworld_runtime.tools.base import BaseTool
+from aworld_runtime.tools.call import told
 
 
 class Node(Protocol):
@@ -73,10 +74,20 @@ def load_program(
     The attribute is an agent or a swarm, or a function of `arguments` that returns one.
 
     Raises:
-        UnknownProgramError: it can't be imported, the function failed, or it is neither.
+        UnknownProgramError: it can't be imported, the function or `program()` failed, or it is neither.
     """
-    if reference in known:
-        return known[reference].program()
+    runnable = known[reference] if reference in known else _runnable(reference, arguments)
+    try:
+        return runnable.program()
+    except AWorldError:
+        raise
+    except (Exception, SystemExit) as error:  # the boundary: user code
+        raise UnknownProgramError(
+            f"{reference!r}: its program() failed with {type(error).__name__}: {error}"
+        ) from error
+
+
+def _runnable(reference: str, arguments: Mapping[str, JsonValue]) -> Runnable:
     if reference.startswith("local:"):
         raise UnknownProgramError(
             f"{reference!r} was an object of another process: name the program as module:attribute"
@@ -91,13 +102,13 @@ def load_program(
             found = cast("Callable[..., object]", found)(**arguments)
         except (Exception, SystemExit) as error:  # the boundary: user code
             raise UnknownProgramError(
-                f"{reference!r} failed with {type(error).__name__}: {error}"
+                f"{reference!r} failed with {type(error).__name__}: {told(error)}"
             ) from error
     if not hasattr(found, "program"):
         raise UnknownProgramError(
             f"{reference!r} gave a {type(found).__name__}; expected an agent or a swarm"
         )
-    return cast("Runnable", found).program()
+    return cast("Runnable", found)
 
 
 def load(reference: str) -> object:
@@ -118,5 +129,7 @@ def load(reference: str) -> object:
     except ImportError as error:
         raise UnknownProgramError(f"{reference!r}: can't import {module!r}: {error}") from error
     except (Exception, SystemExit) as error:  # the boundary: importing runs user code
-        raise UnknownProgramError(f"{reference!r}: {type(error).__name__}: {error}") from error
+        raise UnknownProgramError(
+            f"{reference!r}: {type(error).__name__}: {told(error)}"
+        ) from error
     return found

@@ -20,6 +20,7 @@ from aworld_runtime.messages import Task, ToolCall
 from aworld_runtime.models.base import ModelRequest
 from aworld_runtime.models.scripted import Reply, ScriptedModel
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
+from aworld_runtime.nodes.node import Program
 from aworld_runtime.nodes.verify import compare
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.runtime import run_sync
@@ -114,6 +115,19 @@ async def test_a_program_that_exits_ends_the_episode_and_no_more(
     async with Runtime(bus="memory://", store=store) as runtime:
         left = await runtime.run("tests.runtime.test_runtime:leaving", "q")
     assert "failed with SystemExit: a script's last line" in (left.error or "")
+
+
+async def test_a_program_that_cannot_be_put_together_ends_the_episode_and_no_more(
+    store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unfinished:
+        def program(self) -> Program:
+            raise KeyError("solver")
+
+    caplog.set_level(logging.ERROR)
+    async with Runtime(bus="memory://", store=store) as runtime:
+        episode = await runtime.run(Unfinished(), "q")
+    assert "its program() failed with KeyError: 'solver'" in (episode.error or "")
 
 
 async def test_an_object_on_a_bus_of_several_processes_is_a_usage_error(store: str) -> None:
