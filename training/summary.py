@@ -22,7 +22,7 @@ from aworld_runtime.messages import Data
 from aworld_runtime.names import episode_log, run_log
 from aworld_runtime.store.base import RolloutRow, Store
 from aworld_runtime.store.open import open_store
-from aworld_runtime.training.exports import preference_records, sft_records, write_jsonl
+from aworld_runtime.training.datasets import preference_records, sft_records, write_jsonl
 from aworld_runtime.training.projection import rows_of
 from aworld_runtime.training.report import (
     HeldOut,

@@ -6,7 +6,7 @@ from typing import Any
 
 from aworld_runtime.events import StopReason
 from aworld_runtime.messages import Completion, Message, Task, ToolCall, ToolSpec
-from aworld_runtime.training.exports import preference_records, sft_records, write_jsonl
+from aworld_runtime.training.datasets import preference_records, sft_records, write_jsonl
 from aworld_runtime.trajectory import Episode, Trajectory, Turn
 
 CALL = ToolCall(id="c", name="calculator", arguments={"expression": "1 + 1"})
