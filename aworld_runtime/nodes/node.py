@@ -83,7 +83,7 @@ def load_program(
         raise
     except (Exception, SystemExit) as error:  # the boundary: user code
         raise UnknownProgramError(
-            f"{reference!r}: its program() failed with {type(error).__name__}: {error}"
+            f"{reference!r}: its program() failed with {type(error).__name__}: {told(error)}"
         ) from error
 
 

@@ -117,6 +117,31 @@ async def test_a_program_that_exits_ends_the_episode_and_no_more(
     assert "failed with SystemExit: a script's last line" in (left.error or "")
 
 
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def garbling() -> Agent:
+    raise ValueError("\ud800")
+
+
+class Mute:
+    def program(self) -> Program:
+        raise MuteError
+
+
+async def test_whatever_a_program_raises_ends_its_episode_and_no_more(
+    store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    async with Runtime(bus="memory://", store=store) as runtime:
+        garbled = await runtime.run("tests.runtime.test_runtime:garbling", "q")
+        mute = await runtime.run(Mute(), "q")
+    assert "failed with ValueError: ?" in (garbled.error or "")
+    assert "MuteError: no message, its __str__ raised RuntimeError" in (mute.error or "")
+
+
 async def test_a_program_that_cannot_be_put_together_ends_the_episode_and_no_more(
     store: str, caplog: pytest.LogCaptureFixture
 ) -> None:
