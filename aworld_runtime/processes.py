@@ -216,9 +216,9 @@ def port_is_free(port: int, host: str = HOST) -> bool:
         return True
 
 
-async def until_port_is_free(port: int, host: str = HOST) -> bool:
+async def until_port_is_free(port: int, host: str = HOST, *, patience_s: float = RELEASE_S) -> bool:
     """Wait for a program that is being killed to let go of the port; whether it has."""
-    with anyio.move_on_after(RELEASE_S):
+    with anyio.move_on_after(patience_s):
         while not port_is_free(port, host):  # noqa: ASYNC110 - the kernel tells nobody
             await anyio.sleep(0.05)
     return port_is_free(port, host)

@@ -34,12 +34,12 @@ from aworld_runtime.errors import AWorldError, Fenced, SamplerError, TrainingErr
 from aworld_runtime.events import Event, NodeJoined, NodeLeft, RunFinished, utc_now
 from aworld_runtime.names import run_log
 from aworld_runtime.nodes.archiver import Archiver
-from aworld_runtime.processes import ChildProcess, free_port, spawn
+from aworld_runtime.processes import ChildProcess, spawn
 from aworld_runtime.store.open import open_store
 from aworld_runtime.training.log_of_run import expect_in_store, expect_on_bus, follow
 from aworld_runtime.training.run_folder import RunFolder, Wiring
 from aworld_runtime.training.sampler.base import SamplerProcess
-from aworld_runtime.training.sampler.of_run import sampler_of_run
+from aworld_runtime.training.sampler.of_run import port_of_run, sampler_of_run
 
 logger = logging.getLogger(__name__)
 RESTARTS = 5
@@ -91,7 +91,8 @@ class Launcher:
             store = await stack.enter_async_context(open_store(self._store))
             log = run_log(self._run_id)
             await expect_on_bus(bus, store, log)
-            process = self._wire(url, model, sampler, resumed=resumed)
+            port = await port_of_run(self._folder, bus)
+            process = self._wire(url, model, sampler, port)
             archiver = await stack.enter_async_context(Archiver(bus, store))
             past = await bus.last_seq(log)
             self.began = True
@@ -118,14 +119,9 @@ class Launcher:
                 await expect_in_store(bus, reopened, log)
 
     def _wire(
-        self, bus: str, model: Path, sampler: Literal["vllm", "transformers"], *, resumed: bool
+        self, bus: str, model: Path, sampler: Literal["vllm", "transformers"], port: int
     ) -> SamplerProcess:
-        """Write down where everything is. A resumed run keeps its sampler's address: queued episodes name it."""
-        port = (
-            self._folder.wiring.sampler_port
-            if resumed
-            else self._config.sampler_port or free_port()
-        )
+        """Write down where everything is."""
         self._folder.wiring = Wiring(
             run_id=self._run_id,
             code_version=self._version,

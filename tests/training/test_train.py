@@ -1,13 +1,19 @@
 """What is said of a run that has stopped."""
 
+import socket
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from aworld_runtime.bus.memory import MemoryBus
 from aworld_runtime.errors import ConfigError, RunLostError, SamplerError, UsageError
+from aworld_runtime.events import Event, MessagePosted, Registry
+from aworld_runtime.names import EPISODES_QUEUE
+from aworld_runtime.processes import HOST, free_port
 from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.training.run_folder import RunFolder, Wiring
+from aworld_runtime.training.sampler.of_run import port_of_run
 from aworld_runtime.training.train import report_on, resume_run, what_now
 
 pytestmark = pytest.mark.anyio
@@ -18,7 +24,12 @@ def started(tmp_path: Path) -> RunFolder:
     config = TrainConfig(store=f"sqlite:///{tmp_path}/store.db")
     folder = RunFolder.create(tmp_path / "run", config, "r", [])
     folder.wiring = Wiring(
-        run_id="r", code_version="", bus="", model="m", sampler="transformers", sampler_port=1
+        run_id="r",
+        code_version="",
+        bus="",
+        model="m",
+        sampler="transformers",
+        sampler_port=free_port(),
     )
     return folder
 
@@ -52,6 +63,20 @@ def test_a_damaged_file_of_the_run_is_named_in_one_line(
         (folder.path / name).write_bytes(damage)
     with pytest.raises(UsageError, match=rf"^[^\n]*{name}[^\n]*$"):
         resume_run(folder.path)
+
+
+async def test_a_resumed_run_keeps_its_samplers_port_where_it_can(tmp_path: Path) -> None:
+    async with MemoryBus("memory://", Registry()) as bus:
+        folder = started(tmp_path)
+        port = folder.wiring.sampler_port
+        assert await port_of_run(folder, bus) == port
+        with socket.socket() as other:
+            other.bind((HOST, port))
+            other.listen()
+            assert await port_of_run(folder, bus, patience_s=0) != port
+            await bus.put(EPISODES_QUEUE, Event.of(MessagePosted(content="x"), source="trainer/r"))
+            with pytest.raises(ConfigError, match=rf"port {port} .* \(1 queued episodes"):
+                await port_of_run(folder, bus, patience_s=0)
 
 
 async def test_a_report_that_can_not_be_written_is_one_line(tmp_path: Path) -> None:
