@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -32,7 +32,7 @@ def load_config(
                 f"{setting!r}: expected key=value, such as steps=50 or learner.lr=1e-5"
             )
         try:
-            _put(tree, key.split("."), _scalar(value))
+            _put(tree, key.split("."), value or None if _is_text(key) else _scalar(value))
         except (yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"{setting!r}: {_one_line(error)}") from error
     for key, value in given.items():
@@ -48,6 +48,13 @@ def load_config(
             known = ", ".join(_keys(path[:-1]))
             raise ConfigError(f"unknown key {name!r}{where}; known keys: {known}") from None
         raise ConfigError(f"{name}={fault['input']!r}{where}: {fault['msg']}") from None
+
+
+def _is_text(key: str) -> bool:
+    """Whether it takes any text, such as a path: YAML would end it at ` #`, or take it for a number."""
+    if (field := TrainConfig.model_fields.get(key)) is None:
+        return False
+    return bool({str, Path} & {field.annotation, *get_args(field.annotation)})
 
 
 def _scalar(value: str) -> Any:

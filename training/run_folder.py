@@ -13,6 +13,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 import yaml
@@ -62,7 +63,7 @@ class RunFolder:
         folder = cls(path)
         if folder._config_file.exists():
             raise ConfigError(
-                f"out={path}: holds another run; continue it with --resume {path}, or name another folder"
+                f"out={path}: holds another run; continue it with --resume {quote(str(path))}, or name another folder"
             )
         if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
             raise ConfigError(f"out={path}: is not an empty folder; name another one")

@@ -17,6 +17,13 @@ def test_flags_win_over_settings_and_settings_over_the_file(tmp_path: Path) -> N
     assert (config.steps, config.group_size, config.learner.lr) == (7, 6, 2e-5)
 
 
+def test_a_text_is_taken_as_it_stands() -> None:
+    settings = ["out=/x/we #y/run: 1", "model=007", "bus=", "policy=no", "task=a: b"]
+    config = load_config(file=None, settings=settings, given={})
+    assert (config.out, config.model, config.bus) == (Path("/x/we #y/run: 1"), "007", None)
+    assert (config.policy, config.task) == ("no", "a: b")
+
+
 def test_an_unknown_key_names_its_line_and_the_known_ones(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("steps: 3\n\nlearner:\n  lrr: 1.0e-6\n")
