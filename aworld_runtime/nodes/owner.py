@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TypeVar
 
 import anyio
@@ -53,6 +53,8 @@ from aworld_runtime.tools.call import call, cut, is_cancelled, told
 
 logger = logging.getLogger(__name__)
 
+MOST_DEATHS = 3
+"""Owners that may die in an episode, one after another and at the same place, before it is given up."""
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 """Between two tries to send to a bus that is full."""
@@ -236,7 +238,10 @@ class EpisodeOwner:
                 self._finished.set()
                 return
             if past:
-                opening = [self._event(EpisodeTakenOver(worker=self._worker))]
+                opening = [
+                    self._event(EpisodeTakenOver(worker=self._worker)),
+                    *self._given_up(past),
+                ]
             else:
                 claimed = self._event(EpisodeClaimed(worker=self._worker))
                 subscribed = self._event(
@@ -250,7 +255,25 @@ class EpisodeOwner:
                     raise
                 continue  # the former owner appended since we read, for the last time
             break
-        self._recover([*past, *(e.at(len(past) + i) for i, e in enumerate(opening, 1))])
+        events = [*past, *(e.at(len(past) + i) for i, e in enumerate(opening, 1))]
+        if isinstance(events[-1].data, EpisodeFinished):
+            self.events = events
+            self._finished.set()
+        else:
+            self._recover(events)
+
+    def _given_up(self, past: Sequence[Event]) -> list[Event]:
+        """The end of an episode that its owners do not survive; nothing for any other.
+
+        Only of a group's, which can do without: others may wait for a human, or anything, through many restarts.
+        """
+        barren = takewhile(lambda e: isinstance(e.data, EpisodeTakenOver), reversed(past))
+        deaths = 1 + sum(1 for _ in barren)
+        if deaths < MOST_DEATHS or self._requested.group_id is None:
+            return []
+        answers = {e.correlation_id for e in past if isinstance(e.data, ToolReturned | ToolFailed)}
+        why = f"{deaths} workers died in it, one after another, and none got any further"
+        return [*self._closing(past, answers), self._ended("failed", why)]
 
     def _recover(self, events: Sequence[Event]) -> None:
         self._subscriptions = next(

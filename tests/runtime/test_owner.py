@@ -363,6 +363,32 @@ async def test_deadline_ends_the_episode_and_closes_the_open_call(bus: Bus) -> N
     assert one(events, ToolFailed).error == "Cancelled"
 
 
+@pytest.mark.parametrize("group", [None, "r.g00001"])
+async def test_an_episode_of_a_group_is_given_up_when_three_workers_have_died_at_the_same_place(
+    bus: Bus, group: str | None
+) -> None:
+    requested = request_episode(timeout_s=1).model_copy(update={"group_id": group})
+    for worker in ("w1", "w2", "w3"):
+        program, sleeper = sleeping_agent()
+        owner = owner_of(bus, requested, program, worker=worker)
+        async with anyio.create_task_group() as dying:
+            dying.start_soon(owner.run)
+            await sleeper.started.wait()
+            dying.cancel_scope.cancel()
+    program, sleeper = sleeping_agent()
+    await owner_of(bus, requested, program, worker="w4").run()
+    events = await read_all(bus, episode_log(requested.episode_id or ""))
+    assert [e.type for e in events[-2:]] == ["tool.failed", "episode.finished"]
+    finished = one(events, EpisodeFinished)
+    if group is None:
+        assert (sleeper.started.is_set(), finished.reason) == (True, "time_limit")
+    else:
+        assert (sleeper.started.is_set(), finished.reason) == (False, "failed")
+        assert finished.error == (
+            "3 workers died in it, one after another, and none got any further"
+        )
+
+
 async def test_a_deadline_that_has_passed_starts_nothing(bus: Bus) -> None:
     past = utc_now() - timedelta(seconds=1)
     model = ScriptedModel("late", delay_s=5)
