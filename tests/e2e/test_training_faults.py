@@ -197,7 +197,9 @@ async def test_sigterm_before_anything_has_started_is_a_ctrl_c(new_run: NewRun) 
     await ends_well(run)
 
 
-async def test_the_launcher_killed_resumes_and_the_bus_killed_at_the_very_end_is_read_out(new_run: NewRun) -> None:
+async def test_the_launcher_killed_resumes_and_the_bus_killed_at_the_very_end_is_read_out(
+    new_run: NewRun,
+) -> None:
     run = await begun(new_run(checkpoint_every=2))
     run.kill()
     await run.no_process_left(3)
