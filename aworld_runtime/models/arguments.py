@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import NoReturn, cast
 
+import pydantic_core
 from pydantic import JsonValue
 
 
@@ -12,7 +13,7 @@ def read_arguments(text: str) -> dict[str, JsonValue]:
     """The JSON object in `text`; an empty text is an empty object.
 
     Raises:
-        ValueError: not an object, or one that can't be stored: NaN, infinity, half a character.
+        ValueError: not an object, or one that can't be stored: NaN, infinity, half a character, lists in lists 200 deep.
     """
     if not text.strip():
         return {}
@@ -33,7 +34,9 @@ def check_arguments(value: object) -> dict[str, JsonValue]:
         raise ValueError(  # noqa: TRY004 - the text is wrong, not the caller
             f"arguments must be a JSON object, not {type(value).__name__}"
         )
-    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    # Read where an event has them: how deep JSON may go has a limit.
+    pydantic_core.from_json(f'{{"data": {{"tool_calls": [{{"arguments": {text}}}]}}}}'.encode())
     return cast("dict[str, JsonValue]", value)
 
 

@@ -247,9 +247,9 @@ def _function(spec: ToolSpec) -> dict[str, Any]:
 def _tool_call(call: Any, fallback_id: str) -> ToolCall:
     """A call as the engine gave it; what can't be read is `malformed`."""
     function = getattr(call, "function", None)
-    name = getattr(function, "name", None) or ""
+    name = readable(getattr(function, "name", None) or "")
     raw = getattr(function, "arguments", None) or ""
-    call_id = getattr(call, "id", None) or fallback_id
+    call_id = readable(getattr(call, "id", None) or fallback_id)
     if not isinstance(raw, str):  # some engines send the object itself
         raw = json.dumps(raw)
     try:

@@ -45,6 +45,8 @@ def test_what_no_log_could_hold_is_malformed() -> None:
         '{"a": "\\ud800"}',
         "[1]",
         '{"a": ' + "[" * 9999,
+        '{"a": ' + "[" * 196 + "]" * 196 + "}",
+        '{"a": ' + "9" * 5000 + "}",
     ):
         _, calls = parse(f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>')
         assert calls[0].malformed is not None

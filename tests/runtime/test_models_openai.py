@@ -95,6 +95,21 @@ async def test_tool_calls_come_back_whole_or_malformed() -> None:
     assert server.requests[0].body["tools"][0]["function"]["name"] == "add"
 
 
+async def test_half_a_character_in_an_answer_is_replaced() -> None:
+    message = {
+        "role": "assistant",
+        "content": "a\ud83d",
+        "tool_calls": [call("add\ud83d", "{}", "c\ud83d"), call("add", '{"a": "\ud83d"}', "c2")],
+    }
+    async with engine(lambda _: said(message)) as server:
+        completion = await complete(client(server), ask())
+    assert completion.text == "a?"
+    assert completion.tool_calls == (
+        ToolCall(id="c?", name="add?"),
+        ToolCall(id="c2", name="add", malformed='{"a": "?"}'),
+    )
+
+
 async def test_parallel_calls_with_one_id_get_their_own() -> None:
     calls = [call("a", "{}"), call("b", "{}")]
     async with engine(lambda _: said({"role": "assistant", "tool_calls": calls})) as server:
