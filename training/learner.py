@@ -26,6 +26,7 @@ from typing import cast
 
 import torch
 from pydantic import JsonValue
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -202,9 +203,16 @@ class Learner:
         """Write a folder that transformers and vLLM load, with the source model's tokenizer files.
 
         Rank 0 writes, without waiting for the others; elsewhere nothing happens.
+
+        Raises:
+            TrainingError: there is no room on the disk, or another reason why it can't be written.
         """
         if self.ranks.first:
-            export_model(path, self.named_weights(), self._policy.model.config, self._source, dtype)
+            config = self._policy.model.config
+            try:
+                export_model(path, self.named_weights(), config, self._source, dtype)
+            except (OSError, SafetensorError) as error:
+                raise TrainingError(f"can't write the model to {path}: {error}") from error
         return path
 
     def save(

@@ -440,6 +440,15 @@ def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
+def test_a_disk_too_full_for_the_model_is_named(model_path: Path, tmp_path: Path) -> None:
+    learner = Learner(model_path, FLOAT32)
+    with (
+        largest_file(1000),
+        pytest.raises(TrainingError, match=r"can't write the model to .*File too large"),
+    ):
+        learner.export(tmp_path / "model")
+
+
 @contextmanager
 def largest_file(size: int) -> Generator[None]:
     """Writing more fails, as it does on a full disk."""
