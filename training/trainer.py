@@ -41,6 +41,8 @@ from aworld_runtime.events import (
     EventData,
     GroupCompleted,
     GroupRequested,
+    NodeJoined,
+    NodeLeft,
     PolicyPublished,
     RunFinished,
     RunStarted,
@@ -520,12 +522,14 @@ class Trainer:
             for seq, event in enumerate(events, last - len(events) + 1):
                 self._state.add(event.at(seq))
             self._events = last
-        if events:
+        if any(not isinstance(event.data, NodeJoined | NodeLeft) for event in events):
             changed, self._changed = self._changed, anyio.Event()
             changed.set()
 
     async def _change(self) -> None:
-        """Wait until the log has grown; half-way through its patience, ask for what is missing once more.
+        """Wait until the log has grown by more than comings and goings of its parts.
+
+        Half-way through its patience, ask for what is missing once more.
 
         Raises:
             TrainingError: nothing has happened for `stall_timeout_s`.

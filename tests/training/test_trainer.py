@@ -22,6 +22,7 @@ from aworld_runtime.events import (
     EventData,
     GroupCompleted,
     ModelCompleted,
+    NodeLeft,
     RunFinished,
     StepFinished,
 )
@@ -509,8 +510,21 @@ async def test_a_task_that_no_event_can_hold_stops_the_run_and_is_named(
     assert isinstance((await log(bus))[-1].data, RunFinished)
 
 
-async def test_a_run_without_workers_stops_with_a_message(bus: Bus, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers_die", [False, True])
+async def test_a_run_without_workers_stops_with_a_message(
+    bus: Bus, tmp_path: Path, workers_die: bool
+) -> None:
+    """Also where they are started again and again."""
+
+    async def die() -> None:
+        while workers_die:
+            await bus.send_mail(run_log("r"), Event.of(NodeLeft(node="worker/w1"), source="l/r"))
+            await anyio.sleep(0.02)
+
     config = CONFIG.model_copy(update={"stall_timeout_s": 0.2})
-    with pytest.raises(ExceptionGroup) as stopped:
-        await trainer(bus, tmp_path, RecordingLearner(tmp_path), config).run()
-    assert stopped.group_contains(TrainingError, match="are workers and sampler running")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(die)
+        with pytest.raises(ExceptionGroup) as stopped:
+            await trainer(bus, tmp_path, RecordingLearner(tmp_path), config).run()
+        assert stopped.group_contains(TrainingError, match="are workers and sampler running")
+        tasks.cancel_scope.cancel()
