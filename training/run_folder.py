@@ -17,7 +17,7 @@ from shlex import quote
 from typing import Literal
 
 import yaml
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from aworld_runtime.errors import ConfigError, NotFoundError
 from aworld_runtime.messages import Data
@@ -154,6 +154,9 @@ def _reading(file: Path) -> Generator[None]:
         yield
     except (OSError, ValueError, KeyError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())
+        if isinstance(error, ValidationError):
+            fault = error.errors(include_url=False)[0]
+            why = ": ".join(str(part) for part in (*fault["loc"], fault["msg"]))
         raise ConfigError(
             f"{file}: can't be read: {why}; put it back from a copy, or start a new run"
         ) from error
