@@ -19,4 +19,4 @@ if __name__ == "__main__":
     episode = agent.run("What is 17 * 23?")
     print(episode.answer)
     print(f"what happened:   aworld log {episode.episode_id}")
-    print("the same again:  aworld replay last --program calculator:agent")
+    print("the same again:  aworld replay last --program examples.calculator:agent")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,14 @@ def test_the_ten_lines_of_the_readme_run_and_replay(tmp_path: Path) -> None:
 def test_the_examples_run(tmp_path: Path) -> None:
     for example in sorted((ROOT / "examples").glob("*.py")):
         assert python(tmp_path, example).strip()
+
+
+def test_an_example_replays_by_the_command_that_it_prints(tmp_path: Path) -> None:
+    """From where it is started, as its first line says."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    told = python(tmp_path, "examples/calculator.py")
+    (replay,) = re.findall(r"aworld (replay .*)", told)
+    assert "identical 1" in python(tmp_path, "-m", "aworld_runtime.cli", *replay.split())
 
 
 def test_everything_the_readme_links_to_exists() -> None:
