@@ -219,7 +219,9 @@ class Runtime:
     async def _finish(self) -> None:
         error = self._failure
         finished = RunFinished(reason="done")
-        if error is not None:
+        if isinstance(error, KeyboardInterrupt | anyio.get_cancelled_exc_class()):
+            finished = RunFinished(reason="interrupted")
+        elif error is not None:
             finished = RunFinished(reason="failed", detail=f"{type(error).__name__}: {error}")
         with anyio.move_on_after(FINISH_S, shield=True):
             await self._append([self._event(finished)])

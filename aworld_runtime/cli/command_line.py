@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 
 from aworld_runtime.errors import (
     AWorldError,
@@ -82,11 +83,15 @@ def _end_as_ctrl_c_does() -> None:
     """Let what ends a job on a cluster (SIGTERM), or a terminal that closes, stop the work as orderly as Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         return
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # In the background of a script: the terminal's Ctrl-C stays unheard, but an event loop must see a handler.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def end(*_: object) -> None:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell script
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)
+    def end(_: int, frame: FrameType | None) -> None:
+        interrupt = signal.getsignal(signal.SIGINT)
+        if callable(interrupt):
+            interrupt(signal.SIGINT, frame)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # else somebody has decided, as nohup does

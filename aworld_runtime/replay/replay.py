@@ -130,10 +130,10 @@ async def _repeat(node: Node, ctx: Context, outcome: Event) -> None:
     Raises:
         DivergenceError: it did something else, or ended in another way.
     """
-    failure: Exception | None = None
+    failure: BaseException | None = None
     try:
         await node.handle(ctx, ctx.event)
-    except Exception as error:  # noqa: BLE001 - the boundary: compared with how it ended then
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: compared with how it ended then
         failure = error
     dead = outcome.data if isinstance(outcome.data, DeliveryDeadLettered) else None
     if dead is not None and ctx.journal.unanswered:

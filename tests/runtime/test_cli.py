@@ -616,7 +616,7 @@ async def test_worker_of_other_code_is_refused(project: Path, bus_url: str) -> N
     [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)],
 )
 def test_ctrl_c_is_130_without_a_traceback(
-    project: Path, number: signal.Signals, in_background: bool
+    aworld: Aworld, project: Path, number: signal.Signals, in_background: bool
 ) -> None:
     """SIGTERM is the same, also in the background of a script, where the shell has SIGINT ignored."""
     (project / "slow.py").write_text(
@@ -633,7 +633,8 @@ def test_ctrl_c_is_130_without_a_traceback(
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "loaded\n"
-        wait_until_sync((project / ".aworld" / "aworld.db").exists, 10, "the run has begun")
+        wait_until_sync(lambda: "running" in aworld("runs").stdout, 10, "the run has begun")
         process.send_signal(number)
         _, stderr = process.communicate(timeout=15)
     assert (process.returncode, stderr) == (130, "")
+    assert "interrupted" in aworld("runs").stdout
