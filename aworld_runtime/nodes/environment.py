@@ -29,7 +29,10 @@ class EnvironmentNode:
         if reference is not None:
 
             async def score() -> JsonValue:
-                reward = await load_environment(reference).score(ctx.task, episode_of(ctx.history))
+                environment = load_environment(reference)
+                reward: object = await environment.score(ctx.task, episode_of(ctx.history))
+                if not isinstance(reward, Reward):
+                    raise TypeError(f"{reference}.score returned {reward!r}, not a Reward")
                 return reward.model_dump(mode="json")
 
             reward = Reward.model_validate(await ctx.record("reward", score))

@@ -204,6 +204,24 @@ async def test_an_environment_that_exits_fails_its_episode(
     assert finished.error == "environment: SystemExit: no judge"
 
 
+class Bare:
+    """An environment whose score is a mere number."""
+
+    async def score(self, task: Task, episode: Episode) -> float:
+        return 0.5
+
+
+async def test_a_score_that_is_no_reward_is_told(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    reference = "tests.runtime.test_owner:Bare"
+    program = Agent("solver", llm=ScriptedModel("done")).program()
+    events = await run_episode(bus, request_episode(environment=reference), program)
+    error = f"environment: TypeError: {reference}.score returned 0.5, not a Reward"
+    assert one(events, EpisodeFinished).error == error
+
+
 class TooLarge:
     """Emits more than a log takes, while another role emits a little."""
 
