@@ -30,7 +30,7 @@ class EnvironmentNode:
 
             async def score() -> JsonValue:
                 environment = load_environment(reference)
-                reward: object = await environment.score(ctx.task, episode_of(ctx.history))
+                reward = cast("object", await environment.score(ctx.task, episode_of(ctx.history)))
                 if not isinstance(reward, Reward):
                     raise TypeError(f"{reference}.score returned {reward!r}, not a Reward")
                 return reward.model_dump(mode="json")
