@@ -301,8 +301,7 @@ class Trainer:
             failures = [failure for name in names if (failure := self._state.groups[name].failure)]
             raise TrainingError(
                 f"evaluation after step {step}: no episode could be scored:"
-                f" {failures[0] if failures else 'none has a reward'};"
-                f" score must be async and return a Reward; see aworld runs --run {self._run_id}"
+                f" {failures[0] if failures else 'none has a reward'}; see aworld runs --run {self._run_id}"
             )
         metrics = {
             "reward/mean": sum(rewards) / len(rewards),

@@ -496,8 +496,10 @@ async def test_a_run_none_of_whose_episodes_can_be_scored_says_why(
     with pytest.raises(ExceptionGroup) as stopped:
         async with working(bus):
             await trainer(bus, tmp_path, RecordingLearner(tmp_path), task=BARE).run()
-    why = "scored: r.g00001.0.3 failed .environment: AttributeError: 'float' object has no attribute .*"
-    assert stopped.group_contains(TrainingError, match=why + "must be async and return a Reward")
+    why = (
+        r"scored: r.g00001.0.3 failed .environment: TypeError: .*score returned 1\.0, not a Reward"
+    )
+    assert stopped.group_contains(TrainingError, match=why)
 
 
 async def test_a_task_that_no_event_can_hold_stops_the_run_and_is_named(
