@@ -18,10 +18,18 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the `gpu` tests where no GPU is."""
+    """Skip the `gpu` tests where no GPU is; keep apart what would be too much at once.
+
+    Where two processes run the tests (`-n 2 --dist loadgroup`), one at a time of each group runs.
+    """
     no_gpu = pytest.mark.skip(reason="needs a GPU")
     has_gpu = Path("/dev/nvidiactl").exists()
     for item in items:
         if item.get_closest_marker("gpu") and not has_gpu:
             item.add_marker(no_gpu)
+        if item.get_closest_marker("vllm") or item.path.name == "test_sampler.py":
+            item.add_marker(pytest.mark.xdist_group("samplers"))
+        elif "e2e" in item.path.parts:
+            item.add_marker(pytest.mark.xdist_group("runs"))
