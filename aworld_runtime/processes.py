@@ -230,7 +230,8 @@ def free_port() -> int:
     Raises:
         ProcessError: there is none.
     """
-    for port in random.sample(PORTS, 200):
+    # The system's own chance: programs that set the same seed don't meet at the same port.
+    for port in random.SystemRandom().sample(PORTS, 200):
         if port_is_free(port):
             return port
     raise ProcessError(f"no free port on {HOST} between {PORTS.start} and {PORTS.stop}")
