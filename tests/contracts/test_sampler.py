@@ -51,6 +51,8 @@ QUESTIONS = [
     "Name three colors.",
 ]
 EOS = 2
+MOVED_GAP = 0.08
+"""Logprobs in bfloat16 against float32, of weights that were moved by chance: rounder than a trained model's 0.05."""
 MANY = 100
 
 
@@ -214,7 +216,7 @@ async def test_a_publish_changes_what_is_sampled_and_its_version(
     after = await complete(sampler.url, prompts[1], n=6, max_tokens=24, ignore_eos=True)
     assert await sampler.health() == PolicyState("policy", version)
     assert (before.version, after.version) == (serving.version, version)
-    assert fmean(gap(other, prompts[1], choice) for choice in after.choices) < 0.05
+    assert fmean(gap(other, prompts[1], choice) for choice in after.choices) < MOVED_GAP
     assert gap(original, prompts[1], after.choices[0]) > 0.2  # so the line above has teeth
 
 
@@ -285,7 +287,7 @@ async def test_running_completions_end_with_their_part_and_go_on_under_the_new_v
         by_new += gaps(other, prompts[index] + old.token_ids, new)
     assert split > 0
     assert fmean(by_old) < 0.08
-    assert fmean(by_new) < 0.05
+    assert fmean(by_new) < MOVED_GAP
 
 
 @pytest.mark.parametrize(
