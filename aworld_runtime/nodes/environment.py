@@ -11,7 +11,7 @@ from aworld_runtime.environments.base import Environment, Reward
 from aworld_runtime.errors import UnknownProgramError
 from aworld_runtime.events import EpisodeAnswered, EpisodeFinished, Event, RewardGiven
 from aworld_runtime.nodes.context import Context
-from aworld_runtime.nodes.node import load
+from aworld_runtime.nodes.node import load, made
 from aworld_runtime.trajectory import episode_of
 
 
@@ -50,12 +50,7 @@ def load_environment(reference: str) -> Environment:
     """
     found = load(reference)
     if isinstance(found, type):
-        try:
-            found = cast("type[object]", found)()
-        except (Exception, SystemExit) as error:  # the boundary: user code
-            raise UnknownProgramError(
-                f"environment {reference!r} failed with {type(error).__name__}: {error}"
-            ) from error
+        found = made(f"environment {reference!r}", cast("type[object]", found))
     if not hasattr(found, "score"):
         raise UnknownProgramError(
             f"{reference!r} is a {type(found).__name__}; expected an environment, with tasks() and score()"

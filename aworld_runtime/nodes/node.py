@@ -98,17 +98,28 @@ def _runnable(reference: str, arguments: Mapping[str, JsonValue]) -> Runnable:
             raise UnknownProgramError(
                 f"{reference!r} is a {type(found).__name__}; expected an agent, a swarm or a function"
             )
-        try:
-            found = cast("Callable[..., object]", found)(**arguments)
-        except (Exception, SystemExit) as error:  # the boundary: user code
-            raise UnknownProgramError(
-                f"{reference!r} failed with {type(error).__name__}: {told(error)}"
-            ) from error
+        found = made(repr(reference), cast("Callable[..., object]", found), arguments)
     if not hasattr(found, "program"):
         raise UnknownProgramError(
             f"{reference!r} gave a {type(found).__name__}; expected an agent or a swarm"
         )
     return cast("Runnable", found)
+
+
+def made(
+    what: str, make: Callable[..., object], arguments: Mapping[str, JsonValue] | None = None
+) -> object:
+    """What a user's function or class gives.
+
+    Raises:
+        UnknownProgramError: it failed; names `what`.
+    """
+    try:
+        return make(**(arguments or {}))
+    except (Exception, SystemExit) as error:  # the boundary: user code
+        raise UnknownProgramError(
+            f"{what} failed with {type(error).__name__}: {told(error)}"
+        ) from error
 
 
 def load(reference: str) -> object:
