@@ -112,6 +112,14 @@ class Consumer(Protocol):
         """
         ...
 
+    async def take_many(self, at_most: int) -> Sequence[Delivery]:
+        """As `take`, with what else is there, oldest first; never more than its credit leaves."""
+        ...
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle several of this consumer's deliveries as done, at the cost of one."""
+        ...
+
     def abandon(self) -> None:
         """Stop renewing leases without settling anything, as when the process dies. For fault injection."""
         ...
@@ -194,8 +202,8 @@ class Bus(Protocol):
         ...
 
     # mail
-    async def send_mail(self, log: str, event: Event) -> None:
-        """Give an event to the log's owner. The same event id may arrive twice; the owner dedupes."""
+    async def send_mail(self, log: str, *events: Event) -> None:
+        """Give events to the log's owner, all or none. The same event id may arrive twice; the owner dedupes."""
         ...
 
     def mailbox(self, log: str) -> AbstractAsyncContextManager[AsyncIterator[list[Mail]]]:
@@ -203,8 +211,8 @@ class Bus(Protocol):
         ...
 
     # queues
-    async def put(self, queue: str, event: Event, *, at: datetime | None = None) -> None:
-        """Add work to a queue, at `at` if given (a delayed event)."""
+    async def put(self, queue: str, *events: Event, at: datetime | None = None) -> None:
+        """Add work to a queue, all or none; at `at` if given (delayed events)."""
         ...
 
     def consume(

@@ -667,6 +667,41 @@ async def test_acknowledged_work_is_not_delivered_again(bus: Bus) -> None:
         assert await nothing_from(consumer.take())
 
 
+async def test_work_put_and_taken_and_settled_in_batches(bus: Bus) -> None:
+    await bus.put("work", *notes("a", "b", "c"))
+    await bus.put("work", *notes("d", "e"))
+    async with bus.consume("work", consumer="c1", credit=4) as consumer:
+        taken: list[Delivery] = []
+        while len(taken) < 4:
+            taken += await soon(consumer.take_many(4 - len(taken)))
+        assert texts(delivery.event for delivery in taken) == ["a", "b", "c", "d"]
+        assert await nothing_from(consumer.take_many(4))  # its credit is used up
+        await soon(consumer.ack(taken[:3]))
+        assert texts(d.event for d in await soon(consumer.take_many(4))) == ["e"]
+    async with bus.consume("work", consumer="c2") as other:
+        assert text_of((await soon(other.take())).event) == "d"
+
+
+async def test_a_batch_settles_what_is_still_ours_and_marks_what_is_lost(connect: Connect) -> None:
+    async with connect() as one, connect() as two:
+        await one.put("work", *notes("a", "b"))
+        async with one.consume("work", consumer="c1", credit=2, lease_s=LEASE_S) as consumer:
+            first, second = [await soon(consumer.take()) for _ in range(2)]
+            consumer.abandon()
+            async with two.consume("work", consumer="c2", credit=2, lease_s=LEASE_S) as other:
+                taken_over = await soon(other.take())
+                await consumer.ack([first, second])
+                assert first.lost
+                await taken_over.ack()
+                assert await one.backlog("work") <= 1
+
+
+async def test_many_mails_are_sent_at_once(bus: Bus) -> None:
+    await bus.send_mail("log", *notes("a", "b", "c"))
+    async with bus.mailbox("log") as box:
+        assert mail_texts(await mails_of(box, 3)) == ["a", "b", "c"]
+
+
 async def test_backlog_counts_what_is_not_settled(bus: Bus) -> None:
     for text in "abc":
         await bus.put("queue", note(text))

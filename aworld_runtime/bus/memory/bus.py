@@ -115,10 +115,12 @@ class MemoryBus:
 
     # mail
 
-    async def send_mail(self, log: str, event: Event) -> None:
-        self._check(event)
+    async def send_mail(self, log: str, *events: Event) -> None:
+        for event in events:
+            self._check(event)
         await self._let_others_run()
-        self._mail(log, on_its_way(event))
+        for event in events:
+            self._mail(log, on_its_way(event))
 
     @asynccontextmanager
     async def mailbox(self, log: str) -> AsyncGenerator[AsyncIterator[list[Mail]]]:
@@ -127,15 +129,18 @@ class MemoryBus:
 
     # queues
 
-    async def put(self, queue: str, event: Event, *, at: datetime | None = None) -> None:
-        self._check(event)
+    async def put(self, queue: str, *events: Event, at: datetime | None = None) -> None:
+        for event in events:
+            self._check(event)
         await self._let_others_run()
-        work = Work(on_its_way(event))
         delay_s = 0.0 if at is None else (at - datetime.now(UTC)).total_seconds()
-        if delay_s > 0:
-            self._queue(queue).add_later(work, delay_s)
-        else:
-            self._queue(queue).add(work)
+        place = self._queue(queue)
+        for event in events:
+            work = Work(on_its_way(event))
+            if delay_s > 0:
+                place.add_later(work, delay_s)
+            else:
+                place.add(work)
 
     @asynccontextmanager
     async def consume(

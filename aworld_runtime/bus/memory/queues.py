@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 
 import anyio
 
-from aworld_runtime.bus.base import MAX_DELIVERIES, DeadLetter
+from aworld_runtime.bus.base import MAX_DELIVERIES, DeadLetter, Delivery
 from aworld_runtime.bus.memory.signal import Signal
 from aworld_runtime.errors import BusUnavailableError
 from aworld_runtime.events import Event, new_id
@@ -125,6 +125,17 @@ class MemoryConsumer:
                 return self._hold(queue.ready.popleft())
             else:
                 await queue.changed.wait(wait_s)
+
+    async def take_many(self, at_most: int) -> list[MemoryDelivery]:
+        taken = [await self.take()]
+        ready = self.queue.ready
+        while ready and len(taken) < at_most and len(self.held) < self._credit:
+            taken.append(self._hold(ready.popleft()))
+        return taken
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            await delivery.ack()
 
     def abandon(self) -> None:
         self._abandoned = True

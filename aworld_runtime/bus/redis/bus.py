@@ -177,8 +177,9 @@ class RedisBus:
 
     # mail
 
-    async def send_mail(self, log: str, event: Event) -> None:
-        await scripts.send_mail(self._link, self._keys.log(log), self._registry.encode(event))
+    async def send_mail(self, log: str, *events: Event) -> None:
+        bodies = [self._registry.encode(event) for event in events]
+        await scripts.send_mail(self._link, self._keys.log(log), bodies)
 
     @asynccontextmanager
     async def mailbox(self, log: str) -> AsyncGenerator[AsyncIterator[list[Mail]]]:
@@ -187,14 +188,14 @@ class RedisBus:
 
     # queues
 
-    async def put(self, queue: str, event: Event, *, at: datetime | None = None) -> None:
+    async def put(self, queue: str, *events: Event, at: datetime | None = None) -> None:
         keys = self._keys.queue(queue)
-        body = self._registry.encode(event)
+        bodies = [self._registry.encode(event) for event in events]
         delay_s = 0.0 if at is None else (at - datetime.now(UTC)).total_seconds()
         if delay_s <= 0:
-            await scripts.put(self._link, keys, body)
+            await scripts.put(self._link, keys, bodies)
             return
-        await scripts.delay(self._link, keys, body, round(delay_s * 1000))
+        await scripts.delay(self._link, keys, bodies, round(delay_s * 1000))
         self._timers.set(keys, delay_s)
 
     @asynccontextmanager

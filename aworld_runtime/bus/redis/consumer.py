@@ -16,11 +16,12 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import anyio
 
-from aworld_runtime.bus.base import MAX_DELIVERIES
+from aworld_runtime.bus.base import MAX_DELIVERIES, Delivery
 from aworld_runtime.bus.redis import scripts
 from aworld_runtime.bus.redis.heartbeat import Heartbeat, Lease
 from aworld_runtime.bus.redis.keys import QueueKeys
@@ -49,6 +50,16 @@ QUICK_S = 0.1
 """A buffer emptied within this time may be twice as large the next time. So long at most does a
 consumer that stops taking keep work from the others, beside what it gives back after half a lease."""
 CLOSE_S = 3.0
+ACK_BATCH = 1000
+"""Deliveries settled in one step; Lua's stack holds a few thousand."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Taker:
+    """Somebody who waits for work."""
+
+    woken: asyncio.Future[None]
+    at_most: int
 
 
 @dataclass(frozen=True)
@@ -87,13 +98,7 @@ class RedisDelivery:
         return self._consumer.queue
 
     async def ack(self) -> None:
-        consumer = self._consumer
-        if consumer.settling(self):
-            link = consumer.services.link
-            try:
-                self.lost = not await scripts.ack(link, consumer.keys, consumer.name, self.id)
-            finally:
-                consumer.freed()
+        await self._consumer.ack((self,))
 
     async def retry(self, after_s: float, reason: str) -> None:
         if self._failures + 1 >= MAX_DELIVERIES:
@@ -150,7 +155,7 @@ class RedisConsumer:
         self._held: dict[bytes, RedisDelivery] = {}
         self._unsettled = 0
         """Taken, and not settled at the server yet."""
-        self._takers: deque[asyncio.Future[None]] = deque()
+        self._takers: deque[_Taker] = deque()
         self._wanted = anyio.Event()
         self._finished = anyio.Event()
         self._stopping = False
@@ -168,6 +173,9 @@ class RedisConsumer:
     # for the caller
 
     async def take(self) -> RedisDelivery:
+        return (await self.take_many(1))[0]
+
+    async def take_many(self, at_most: int) -> list[RedisDelivery]:
         while True:
             if self._abandoned:
                 await anyio.sleep_forever()
@@ -175,10 +183,23 @@ class RedisConsumer:
                 raise self._error or BusUnavailableError(
                     f"consumer {self.name!r} of queue {self.queue!r} is closed"
                 )
-            delivery = self._pop()
-            if delivery is not None:
-                return delivery
-            await self._wait()
+            taken: list[RedisDelivery] = []
+            while len(taken) < at_most and (delivery := self._pop()):
+                taken.append(delivery)
+            if taken:
+                return taken
+            await self._wait(at_most)
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        ours = {d.id: d for d in deliveries if isinstance(d, RedisDelivery) and self.settling(d)}
+        ids = list(ours)
+        try:
+            for begin in range(0, len(ids), ACK_BATCH):
+                batch = ids[begin : begin + ACK_BATCH]
+                for lost in await scripts.ack(self.services.link, self.keys, self.name, batch):
+                    ours[lost].lost = True
+        finally:
+            self.freed(len(ids))
 
     def abandon(self) -> None:
         self._abandoned = True
@@ -197,11 +218,11 @@ class RedisConsumer:
             return False
         return True
 
-    def freed(self) -> None:
-        """One piece less is held."""
-        self._unsettled -= 1
+    def freed(self, number: int = 1) -> None:
+        """So many pieces less are held."""
+        self._unsettled -= number
         if self._buffer:
-            self._wake_takers(1)
+            self._wake_takers(number)
         elif self._takers:
             self._wanted.set()
 
@@ -261,28 +282,30 @@ class RedisConsumer:
                 return delivery
         return None
 
-    async def _wait(self) -> None:
-        taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _wait(self, at_most: int) -> None:
+        taker = _Taker(asyncio.get_running_loop().create_future(), at_most)
         self._takers.append(taker)
         self._wanted.set()
         try:
-            await taker
+            await taker.woken
         except BaseException:
-            if taker.done() and not taker.cancelled():
-                self._wake_takers(1)  # woken and cancelled at once: another may take it
+            if taker in self._takers:
+                self._takers.remove(taker)
+            else:
+                self._wake_takers(at_most)  # woken and cancelled at once: another may take it
             raise
 
     def _wake_takers(self, number: int) -> None:
         while number > 0 and self._takers:
             taker = self._takers.popleft()
-            if not taker.done():
-                taker.set_result(None)
-                number -= 1
+            if not taker.woken.done():
+                taker.woken.set_result(None)
+                number -= taker.at_most
 
     def _stop(self) -> None:
         self._stopping = True
         self._wanted.set()
-        self._wake_takers(len(self._takers))
+        self._wake_takers(sum(taker.at_most for taker in self._takers))
 
     async def _read_through_outages(self) -> None:
         self.services.heartbeat.add(self._lease)
@@ -329,7 +352,7 @@ class RedisConsumer:
         if not self._takers:
             return 0
         free = self._credit - self._unsettled - len(self._buffer)
-        return min(free, max(self._window, len(self._takers)))
+        return min(free, max(self._window, sum(taker.at_most for taker in self._takers)))
 
     async def _wait_until_wanted(self) -> None:
         self._wanted = anyio.Event()

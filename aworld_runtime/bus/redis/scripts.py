@@ -137,8 +137,10 @@ async def unstage(link: Link, staging: bytes, keys: LogKeys) -> None:
 
 _SEND_MAIL = Script(
     f"""
+local a = 1
 for k = 1, #KEYS, 2 do
-  redis.call('XADD', KEYS[k], '*', 'e', ARGV[(k + 1) / 2])
+  for i = a + 1, a + ARGV[a] do redis.call('XADD', KEYS[k], '*', 'e', ARGV[i]) end
+  a = a + 1 + ARGV[a]
   if redis.call('EXISTS', KEYS[k + 1]) == 0 then redis.call('EXPIRE', KEYS[k], {MAIL_TTL_S}) end
   redis.call('PUBLISH', KEYS[k], '')
 end
@@ -147,36 +149,43 @@ end
 )
 
 
-def send_mail(link: Link, keys: LogKeys, body: bytes) -> Awaitable[None]:
+def send_mail(link: Link, keys: LogKeys, bodies: Sequence[bytes]) -> Awaitable[None]:
     """Add mail for the owner of a log, and hint."""
-    return link.run_script(_SEND_MAIL, (keys.mail, keys.log), (body,))
+    return link.run_script(_SEND_MAIL, (keys.mail, keys.log), (str(len(bodies)), *bodies))
 
 
 # --- queues ----------------------------------------------------------------------------------------
 
 _PUT = Script(
     """
-for k = 1, #KEYS do redis.call('XADD', KEYS[k], '*', 'e', ARGV[k]) end
+local a = 1
+for k = 1, #KEYS do
+  for i = a + 1, a + ARGV[a] do redis.call('XADD', KEYS[k], '*', 'e', ARGV[i]) end
+  a = a + 1 + ARGV[a]
+end
 """,
     merges=True,
 )
 
 
-def put(link: Link, keys: QueueKeys, body: bytes) -> Awaitable[None]:
+def put(link: Link, keys: QueueKeys, bodies: Sequence[bytes]) -> Awaitable[None]:
     """Add work that is due."""
-    return link.run_script(_PUT, (keys.work,), (body,))
+    return link.run_script(_PUT, (keys.work,), (str(len(bodies)), *bodies))
 
 
 _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
 
 _DELAY = Script(
-    _NOW + "redis.call('ZADD', KEYS[1], now + 1 + ARGV[1], '0 0 ' .. ARGV[2])",
+    _NOW
+    + """
+for i = 2, #ARGV do redis.call('ZADD', KEYS[1], now + 1 + ARGV[1], '0 0 ' .. ARGV[i]) end
+"""
 )
 
 
-async def delay(link: Link, keys: QueueKeys, body: bytes, delay_ms: int) -> None:
+async def delay(link: Link, keys: QueueKeys, bodies: Sequence[bytes], delay_ms: int) -> None:
     """Add work that is due later."""
-    await link.run_script(_DELAY, (keys.delayed,), (str(delay_ms), body))
+    await link.run_script(_DELAY, (keys.delayed,), (str(delay_ms), *bodies))
 
 
 _PROMOTE = Script(
@@ -317,20 +326,20 @@ back what others took over."""
 
 _ACK = Script(
     """
-local results, k = {}, 1
-while k <= #KEYS do
-  local work, consumer, done = KEYS[k], ARGV[2 * k - 1], {}
-  while KEYS[k] == work and ARGV[2 * k - 1] == consumer do
-    local id = ARGV[2 * k]
-    local held = redis.pcall('XPENDING', work, 'g', id, id, 1, consumer)
-    results[k] = not held.err and held[1] and 1 or 0
-    if results[k] == 1 then done[#done + 1] = id end
-    k = k + 1
+local results, a = {}, 1
+for k = 1, #KEYS do
+  local work, consumer, first, last = KEYS[k], ARGV[a], a + 2, a + 1 + ARGV[a + 1]
+  local done, lost = {}, {}
+  for i = first, last do
+    local held = redis.pcall('XPENDING', work, 'g', ARGV[i], ARGV[i], 1, consumer)
+    local to = not held.err and held[1] and done or lost
+    to[#to + 1] = ARGV[i]
   end
   if #done > 0 then
     redis.call('XACK', work, 'g', unpack(done))
     redis.call('XDEL', work, unpack(done))
   end
+  results[k], a = lost, last + 1
 end
 return results
 """,
@@ -338,9 +347,11 @@ return results
 )
 
 
-def ack(link: Link, keys: QueueKeys, consumer: str, entry_id: bytes) -> Awaitable[int]:
-    """Settle as done; 0 if it was no longer this consumer's."""
-    return link.run_script(_ACK, (keys.work,), (consumer, entry_id))
+def ack(
+    link: Link, keys: QueueKeys, consumer: str, ids: Sequence[bytes]
+) -> Awaitable[Sequence[bytes]]:
+    """Settle as done; those that were no longer this consumer's."""
+    return link.run_script(_ACK, (keys.work,), (consumer, str(len(ids)), *ids))
 
 
 _FAIL = Script(
