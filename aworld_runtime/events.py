@@ -58,6 +58,8 @@ class EventData(Data):
     """Payload of one event type. Subclass with `type` set to a dotted, past-tense name to add a type."""
 
     type: ClassVar[str]
+    control: ClassVar[bool] = False
+    """As mail it passes all that is not: a person's word must not wait behind data."""
 
 
 # --- an episode's life ---------------------------------------------------------------------------------------------
@@ -121,7 +123,23 @@ class EpisodeFinished(EventData):
 
 class EpisodeCancelled(EventData):
     type = "episode.cancelled"
+    control = True
     reason: str
+
+
+class EpisodePaused(EventData):
+    """No handler and no tool call starts from here on; what runs ends. Its time stands still, its worker's slot stays taken."""
+
+    type = "episode.paused"
+    control = True
+    reason: str = ""
+
+
+class EpisodeResumed(EventData):
+    """What was put off starts."""
+
+    type = "episode.resumed"
+    control = True
 
 
 class SubscriptionChanged(EventData):

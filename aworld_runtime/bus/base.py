@@ -1,10 +1,11 @@
 """The event bus, as every backend keeps it.
 
     logs     ordered, gapless, append-only; one owner each, fenced by the expected seq of its append
-    mail     what others send to a log's owner; enters the log in the append that acknowledges it
+    mail     what others send to a log's owner; enters the log in the append that acknowledges it. Mail of a control type
+             (`EventData.control`: cancel, pause) passes all other mail, and all other calls of its sender
     queues   work for a role: competing consumers, leases kept alive while the work goes on, retry, dead letter
     feed     (log, first, last) of every append, for archivers and subscribers
-    lanes    lossy broadcast: token deltas, cancellation, wake-ups
+    lanes    lossy broadcast: token deltas, wake-ups
 
 A backend is chosen by URL (`open_bus`) and passes tests/contracts/test_bus.py. External effects are at-least-once;
 what is committed to a log is there exactly once.
@@ -16,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self, TypeAlias
 
 from pydantic import JsonValue
 
@@ -27,6 +28,8 @@ LEASE_S = 2.0
 """Seconds after the last sign of life at which a delivery goes to another consumer."""
 MAX_DELIVERIES = 3
 """Failed tries after which a delivery goes to the dead letters."""
+Lane: TypeAlias = Literal["control", "data"]
+"""One of the two streams of a log's mail."""
 
 
 class NodeInfo(Data):
@@ -136,6 +139,15 @@ class Mail:
     log: str
     event: Event
 
+    @property
+    def lane(self) -> Lane:
+        return lane_of(self.event)
+
+
+def lane_of(event: Event) -> Lane:
+    """Where it stands as mail."""
+    return "control" if event.data.control else "data"
+
 
 class Bus(Protocol):
     """See the module docstring. All methods raise `BusUnavailableError` when the server stays away past a deadline.
@@ -206,8 +218,14 @@ class Bus(Protocol):
         """Give events to the log's owner, all or none. The same event id may arrive twice; the owner dedupes."""
         ...
 
-    def mailbox(self, log: str) -> AbstractAsyncContextManager[AsyncIterator[list[Mail]]]:
-        """For the owner: all unacknowledged mail, then new mail as it comes. Each mail once per mailbox."""
+    def mailbox(
+        self, log: str, lane: Lane | None = None
+    ) -> AbstractAsyncContextManager[AsyncIterator[list[Mail]]]:
+        """For the owner: all unacknowledged mail, then new mail as it comes. Each mail once per mailbox.
+
+        Of both lanes, control mail is what comes next, however much of the other waits. An owner that may be held up by
+        data opens a mailbox for each.
+        """
         ...
 
     # queues

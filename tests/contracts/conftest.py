@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 BUSES = ("memory", "redis", "unix")
-OWNED = "log|mail|feed|work|delayed|dead"
+OWNED = "log|mail|control|feed|work|delayed|dead"
 """Kinds of keys that an episode, a queue or the namespace owns. All others have a time to live."""
 
 

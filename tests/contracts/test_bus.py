@@ -26,6 +26,7 @@ from aworld_runtime.errors import (
 )
 from aworld_runtime.events import (
     REFUSE_ABOVE,
+    EpisodeCancelled,
     EpisodeForked,
     EpisodeTakenOver,
     Event,
@@ -607,6 +608,53 @@ async def test_mail_enters_the_log_exactly_once_though_sent_twice_and_owners_cha
             await soon(own(until))
     async with connect() as bus:
         assert [event.id for event in await bus.read("log")] == [event.id for event in sent]
+
+
+def cancel(reason: str) -> Event:
+    return Event.of(EpisodeCancelled(reason=reason), source="cli/1")
+
+
+async def test_control_mail_passes_all_other_mail(connect: Connect) -> None:
+    async with connect() as owner, connect() as other, owner.mailbox("log") as box:
+        await other.send_mail("log", *notes(*"abcde"))
+        await other.send_mail("log", cancel("enough"))
+        (urgent,) = await soon(anext(box))
+        assert urgent.event.data == EpisodeCancelled(reason="enough")
+        assert mail_texts(await mails_of(box, 5)) == list("abcde")
+        await other.send_mail("log", note("f"))
+        await other.send_mail("log", note("g"), cancel("again"), cancel("and again"))
+        reasons = [mail.event.data for mail in await soon(anext(box))]
+        assert reasons == [
+            EpisodeCancelled(reason="again"),
+            EpisodeCancelled(reason="and again"),
+        ]
+        assert mail_texts(await mails_of(box, 2)) == ["f", "g"]
+
+
+async def test_an_owner_that_data_holds_up_hears_control_mail_in_a_mailbox_of_its_own(
+    bus: Bus,
+) -> None:
+    await bus.send_mail("log", note("a"), cancel("enough"))
+    async with bus.mailbox("log", "control") as control, bus.mailbox("log", "data") as data:
+        assert mail_texts(await soon(anext(data))) == ["a"]
+        assert (await soon(anext(control)))[0].event.type == "episode.cancelled"
+        await bus.send_mail("log", note("b"))
+        assert await nothing_from(anext(control))
+        await bus.send_mail("log", cancel("now"))
+        assert len(await soon(anext(control))) == 1
+        assert mail_texts(await soon(anext(data))) == ["b"]
+
+
+async def test_control_mail_is_acknowledged_like_any_other(bus: Bus) -> None:
+    await bus.send_mail("log", note("a"), cancel("1"), cancel("2"))
+    async with bus.mailbox("log") as box:
+        mails = await mails_of(box, 3)
+    await bus.append("log", 0, [mails[0].event, mails[2].event], acks=[mails[0], mails[2]])
+    async with bus.mailbox("log") as box:
+        assert [mail.id for mail in await soon(anext(box))] == [mails[1].id]
+        await bus.unlink("log")
+    async with bus.mailbox("log") as box:
+        assert await nothing_from(anext(box))
 
 
 async def test_a_mailbox_whose_wait_was_cancelled_goes_on(bus: Bus) -> None:

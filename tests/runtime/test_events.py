@@ -39,7 +39,9 @@ from aworld_runtime.events import (
     EpisodeClaimed,
     EpisodeFinished,
     EpisodeForked,
+    EpisodePaused,
     EpisodeRequested,
+    EpisodeResumed,
     EpisodeTakenOver,
     EvaluationFinished,
     Event,
@@ -110,6 +112,8 @@ SAMPLES: tuple[EventData, ...] = (
     EpisodeAnswered(answer="85", reason="turn_limit"),
     EpisodeFinished(answer="85", reason="failed", error="ToolError: no"),
     EpisodeCancelled(reason="asked to"),
+    EpisodePaused(reason="a look at it"),
+    EpisodeResumed(),
     SubscriptionChanged(subscriptions={"verifier": ("answer.", "reward.")}),
     MessagePosted(content="What is 47 + 38? €"),
     ModelRequested(

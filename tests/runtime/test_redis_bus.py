@@ -18,6 +18,7 @@ from anyio.abc import SocketStream
 from redis.asyncio import Redis
 
 from aworld_runtime.bus import Bus, open_bus
+from aworld_runtime.bus.redis.link import BATCH_CALLS
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import (
     BusFullError,
@@ -26,7 +27,7 @@ from aworld_runtime.errors import (
     Fenced,
     ProcessError,
 )
-from aworld_runtime.events import EpisodeTakenOver, Event, MessagePosted
+from aworld_runtime.events import EpisodeCancelled, EpisodeTakenOver, Event, MessagePosted
 from aworld_runtime.processes import HOST, spawn
 from tests.waiting import wait_until
 
@@ -511,11 +512,29 @@ async def test_a_worker_that_was_stopped_and_continued_is_fenced(
                 assert await bus.backlog("episodes") == 0
 
 
+async def test_control_mail_is_sent_before_calls_that_wait(server: PrivateServer) -> None:
+    sent: list[str] = []
+
+    async def put(bus: Bus, text: str) -> None:
+        await bus.put("queue", note(text))
+        sent.append(text)
+
+    async with open_bus(server.url) as bus, anyio.create_task_group() as tasks:
+        for number in range(10 * BATCH_CALLS):
+            tasks.start_soon(put, bus, str(number))
+        await anyio.lowlevel.checkpoint()  # all of them are called, none is answered
+        cancelled = Event.of(EpisodeCancelled(reason="enough"), source="cli/1")
+        await bus.send_mail("log", cancelled)
+        assert len(sent) <= 3 * BATCH_CALLS
+        tasks.cancel_scope.cancel()
+
+
 async def test_every_key_has_an_owner_or_a_ttl(server: PrivateServer) -> None:
     async with open_bus(server.url) as bus:
-        await bus.send_mail("never-there", note("mail to nobody"))
+        cancelled = Event.of(EpisodeCancelled(reason="enough"), source="cli/1")
+        await bus.send_mail("never-there", note("mail to nobody"), cancelled)
         await bus.reply(note("asked"), note("answer to nobody"))
-        await bus.send_mail("log", note("early"))
+        await bus.send_mail("log", note("early"), cancelled)
         await bus.append("log", 0, [note("a")])
         await bus.unlink("log")
         await bus.restore("log", [note("a").at(1)])

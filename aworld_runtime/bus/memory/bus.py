@@ -13,7 +13,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 from pydantic import JsonValue
 
-from aworld_runtime.bus.base import LEASE_S, DeadLetter, FeedEntry, Mail, NodeInfo
+from aworld_runtime.bus.base import LEASE_S, DeadLetter, FeedEntry, Lane, Mail, NodeInfo
 from aworld_runtime.bus.memory.lanes import Listener
 from aworld_runtime.bus.memory.logs import Feed, FeedReader, Log, Mailbox, Tail
 from aworld_runtime.bus.memory.queues import MemoryConsumer, Queue, Work
@@ -70,7 +70,7 @@ class MemoryBus:
             last = entry.add(expected_seq, events)
             self._feed.add(log, expected_seq + 1, last)
         for mail in acks:
-            entry.mail.pop(int(mail.id), None)
+            entry.acknowledge(mail)
         return expected_seq + len(events)
 
     async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]:
@@ -123,9 +123,11 @@ class MemoryBus:
             self._mail(log, on_its_way(event))
 
     @asynccontextmanager
-    async def mailbox(self, log: str) -> AsyncGenerator[AsyncIterator[list[Mail]]]:
+    async def mailbox(
+        self, log: str, lane: Lane | None = None
+    ) -> AsyncGenerator[AsyncIterator[list[Mail]]]:
         with self._watched(log) as entry:
-            yield Mailbox(entry)
+            yield Mailbox(entry, (lane,) if lane else ("control", "data"))
 
     # queues
 
@@ -245,14 +247,12 @@ class MemoryBus:
             yield entry
         finally:
             entry.watchers -= 1
-            if not (entry.watchers or entry.last or entry.mail):
+            if entry.idle:
                 self._logs.pop(name, None)
 
     def _mail(self, log: str, event: Event) -> None:
         number = next(self._mail_ids)
-        entry = self._log(log)
-        entry.mail[number] = Mail(str(number), log, event)
-        entry.mailed.notify_all()
+        self._log(log).add_mail(number, Mail(str(number), log, event))
 
     def _check(self, event: Event) -> None:
         if weight(event.data) > WEIGH_ABOVE:

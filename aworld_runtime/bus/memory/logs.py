@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Self
 
 from anyio.lowlevel import checkpoint
 
-from aworld_runtime.bus.base import FeedEntry, Mail
+from aworld_runtime.bus.base import FeedEntry, Lane, Mail
 from aworld_runtime.bus.memory.signal import Signal
 from aworld_runtime.events import EpisodeForked, Event, new_id
 
@@ -18,14 +19,14 @@ YIELD_EVERY = 16
 
 
 class Log:
-    """Events `base` + 1 … `last`, and the unacknowledged mail for their owner, oldest first."""
+    """Events `base` + 1 … `last`, and the unacknowledged mail for their owner, oldest first in each lane."""
 
     __slots__ = ("appended", "base", "events", "mail", "mailed", "watchers")
 
     def __init__(self) -> None:
         self.base = 0
         self.events: list[Event] = []
-        self.mail: dict[int, Mail] = {}
+        self.mail: dict[Lane, dict[int, Mail]] = {"control": {}, "data": {}}
         self.appended = Signal()
         self.mailed = Signal()
         self.watchers = 0
@@ -62,7 +63,20 @@ class Log:
     def clear(self) -> None:
         self.base = 0
         self.events = []
-        self.mail = {}
+        for waiting in self.mail.values():
+            waiting.clear()
+
+    def add_mail(self, number: int, mail: Mail) -> None:
+        self.mail[mail.lane][number] = mail
+        self.mailed.notify_all()
+
+    def acknowledge(self, mail: Mail) -> None:
+        self.mail[mail.lane].pop(int(mail.id), None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to keep it for."""
+        return not (self.watchers or self.last or any(self.mail.values()))
 
 
 class Tail:
@@ -87,11 +101,11 @@ class Tail:
 
 
 class Mailbox:
-    """Iterates over a log's mail: what is there, then what comes; each mail once."""
+    """Iterates over a log's mail: what is there, then what comes; each mail once, the first of `lanes` first."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, lanes: Sequence[Lane]) -> None:
         self._log = log
-        self._seen = 0
+        self._seen = dict.fromkeys(lanes, 0)
 
     def __aiter__(self) -> Self:
         return self
@@ -100,17 +114,17 @@ class Mailbox:
         await checkpoint()
         while not (fresh := self._fresh()):
             await self._log.mailed.wait()
-        self._seen = int(fresh[-1].id)
+        self._seen[fresh[0].lane] = int(fresh[-1].id)
         return fresh
 
     def _fresh(self) -> list[Mail]:
-        fresh: list[Mail] = []
-        for number in reversed(self._log.mail):
-            if number <= self._seen:
-                break
-            fresh.append(self._log.mail[number])
-        fresh.reverse()
-        return fresh
+        """The mail of the first lane that has new mail."""
+        for lane, seen in self._seen.items():
+            waiting = self._log.mail[lane]
+            fresh = [waiting[n] for n in takewhile(seen.__lt__, reversed(waiting))]
+            if fresh:
+                return fresh[::-1]
+        return []
 
 
 class Feed:

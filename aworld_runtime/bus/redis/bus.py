@@ -16,7 +16,15 @@ import anyio
 from anyio.abc import TaskGroup
 from pydantic import JsonValue
 
-from aworld_runtime.bus.base import LEASE_S, DeadLetter, FeedEntry, Mail, NodeInfo
+from aworld_runtime.bus.base import (
+    LEASE_S,
+    DeadLetter,
+    FeedEntry,
+    Lane,
+    Mail,
+    NodeInfo,
+    lane_of,
+)
 from aworld_runtime.bus.redis import scripts
 from aworld_runtime.bus.redis.consumer import RedisConsumer, Services
 from aworld_runtime.bus.redis.feed import FeedReader
@@ -105,7 +113,7 @@ class RedisBus:
             expected_seq,
             [self._registry.encode(event) for event in events],
             fork=_forks_at(expected_seq, events),
-            acks=[mail.id for mail in acks],
+            acks=acks,
         )
         if last >= 0:
             return last
@@ -136,7 +144,7 @@ class RedisBus:
     @asynccontextmanager
     async def tail(self, log: str, start: int = 1) -> AsyncGenerator[AsyncIterator[Event]]:
         after = f"{max(start, 1) - 1}-0".encode()
-        with self._follows.following(self._keys.log(log).log, after) as follower:
+        with self._follows.following(self._keys.log(log).log, after=after) as follower:
             yield Tail(follower, self._event)
 
     async def restore(self, log: str, events: Sequence[Event]) -> None:
@@ -152,7 +160,7 @@ class RedisBus:
 
     async def unlink(self, log: str) -> None:
         keys = self._keys.log(log)
-        await self._link.call(b"UNLINK", keys.log, keys.mail)
+        await self._link.call(b"UNLINK", keys.log, keys.mail, keys.control)
 
     # feed
 
@@ -178,12 +186,20 @@ class RedisBus:
     # mail
 
     async def send_mail(self, log: str, *events: Event) -> None:
-        bodies = [self._registry.encode(event) for event in events]
-        await scripts.send_mail(self._link, self._keys.log(log), bodies)
+        bodies: dict[Lane, list[bytes]] = {"control": [], "data": []}
+        for event in events:
+            bodies[lane_of(event)].append(self._registry.encode(event))
+        keys = self._keys.log(log)
+        await scripts.send_mail(self._link, keys, bodies["data"], bodies["control"])
 
     @asynccontextmanager
-    async def mailbox(self, log: str) -> AsyncGenerator[AsyncIterator[list[Mail]]]:
-        with self._follows.following(self._keys.log(log).mail, b"0-0") as follower:
+    async def mailbox(
+        self, log: str, lane: Lane | None = None
+    ) -> AsyncGenerator[AsyncIterator[list[Mail]]]:
+        keys = self._keys.log(log)
+        streams: dict[Lane, bytes] = {"control": keys.control, "data": keys.mail}
+        followed = [stream for name, stream in streams.items() if lane in (name, None)]
+        with self._follows.following(*followed) as follower:
             yield Mailbox(follower, log, self._registry.decode, partial(self._bury_mail, log))
 
     # queues
@@ -342,9 +358,9 @@ class RedisBus:
         there = await self.read(log, expected_seq + 1, limit=len(events))
         return [event.id for event in there] == [event.id for event in events]
 
-    async def _bury_mail(self, log: str, entry: Entry, reason: str) -> None:
+    async def _bury_mail(self, log: str, stream: bytes, entry: Entry, reason: str) -> None:
         dead = self._keys.queue(DEAD_MAIL).dead
-        await scripts.bury_mail(self._link, self._keys.log(log).mail, dead, entry, reason)
+        await scripts.bury_mail(self._link, stream, dead, entry, log=log, reason=reason)
 
     def _event(self, entry: Entry) -> Event:
         entry_id, fields = entry

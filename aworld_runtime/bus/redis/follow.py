@@ -9,8 +9,8 @@ A stream is read only while its follower waits, so a slow one holds one batch an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
 
 import anyio
 
@@ -25,28 +25,38 @@ BATCH = 256
 
 
 class Follower:
-    """One reader's place in one stream."""
+    """One reader's place in a stream, or in several of which an earlier one goes before a later one."""
 
-    def __init__(self, key: bytes, cursor: bytes, follows: Follows) -> None:
-        self.key = key
-        self.cursor = cursor
+    def __init__(self, cursors: dict[bytes, bytes], follows: Follows) -> None:
+        self.cursors = cursors
         self.stale = True
         """There may be something to read."""
-        self.waiter: asyncio.Future[list[Entry]] | None = None
+        self.waiter: asyncio.Future[tuple[bytes, list[Entry]]] | None = None
         self._follows = follows
 
-    async def next(self) -> list[Entry]:
-        """The entries after the last ones; waits for some."""
+    async def next(self) -> tuple[bytes, list[Entry]]:
+        """A stream and its entries after the last ones; waits for some."""
         self.waiter = asyncio.get_running_loop().create_future()
         if self.stale:
             self._follows.wake()
         try:
-            found = await self.waiter
+            key, found = await self.waiter
         finally:
             self.waiter = None
         # Only here: who is cancelled before gets them again.
-        self.cursor = found[-1][0]
-        return found
+        self.cursors[key] = found[-1][0]
+        return key, found
+
+    def take(self, found: Mapping[bytes, list[Entry]]) -> None:
+        """Hand over what is new in the first stream that has something new."""
+        for key, cursor in self.cursors.items():
+            after = position(cursor)
+            fresh = [entry for entry in found.get(key, ()) if position(entry[0]) > after]
+            if fresh:
+                self.stale = True  # there may be more
+                if self.waiter is not None and not self.waiter.done():
+                    self.waiter.set_result((key, fresh))
+                return
 
 
 class Follows:
@@ -59,9 +69,9 @@ class Follows:
         self._woken = asyncio.Event()
 
     @contextmanager
-    def following(self, key: bytes, cursor: bytes) -> Generator[Follower]:
-        """Follow a stream after `cursor`; its key is the channel of its hints."""
-        follower = Follower(key, cursor, self)
+    def following(self, *keys: bytes, after: bytes = b"0-0") -> Generator[Follower]:
+        """Follow streams; their keys are the channels of their hints."""
+        follower = Follower(dict.fromkeys(keys, after), self)
 
         def hear(_: bytes) -> None:
             follower.stale = True
@@ -70,7 +80,9 @@ class Follows:
 
         self._followers.append(follower)
         try:
-            with self._hints.hearing(key, hear):
+            with ExitStack() as heard:
+                for key in keys:
+                    heard.enter_context(self._hints.hearing(key, hear))
                 yield follower
         finally:
             self._followers.remove(follower)
@@ -103,8 +115,8 @@ class Follows:
         cursors: dict[bytes, bytes] = {}
         for follower in hungry:
             follower.stale = False
-            behind = min(follower.cursor, cursors.get(follower.key, follower.cursor), key=position)
-            cursors[follower.key] = behind
+            for key, cursor in follower.cursors.items():
+                cursors[key] = min(cursor, cursors.get(key, cursor), key=position)
         head = (b"XREAD", b"COUNT", str(BATCH), b"STREAMS")
         try:
             reply = await self._link.call(*head, *cursors, *cursors.values())
@@ -116,9 +128,4 @@ class Follows:
             return
         found = {key: entries(page) for key, page in reply or ()}
         for follower in hungry:
-            after = position(follower.cursor)
-            fresh = [e for e in found.get(follower.key, ()) if position(e[0]) > after]
-            if fresh:
-                follower.stale = True  # there may be more
-                if follower.waiter is not None and not follower.waiter.done():
-                    follower.waiter.set_result(fresh)
+            follower.take(found)

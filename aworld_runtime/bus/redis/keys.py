@@ -1,6 +1,6 @@
 """Every key on the server. Each has an owner, or a TTL (set by the script that makes it).
 
-    log, mail     the episode or run; freed by `unlink`. Mail for a log that isn't there has a TTL
+    log, mail, control     the episode or run; freed by `unlink`. Mail for a log that isn't there has a TTL
     feed          the namespace; trimmed behind its readers
     feed:id       the namespace; goes only where all else goes too
     work, delayed, dead     the queue
@@ -24,10 +24,12 @@ GROUP = b"g"
 
 
 class LogKeys(NamedTuple):
-    """What one append touches. Log and mail are also the channels on which hints about them go out."""
+    """What one append touches. All but the feed are also the channels on which hints about them go out."""
 
     log: bytes
     mail: bytes
+    control: bytes
+    """Stream of mail that passes the other."""
     feed: bytes
 
 
@@ -61,6 +63,7 @@ class Keys:
         return LogKeys(
             f"{shard}:log:{name}".encode(),
             f"{shard}:mail:{name}".encode(),
+            f"{shard}:control:{name}".encode(),
             f"{shard}:feed".encode(),
         )
 

@@ -13,6 +13,7 @@ import hashlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import anyio
 
@@ -67,6 +68,7 @@ class _Call:
     arguments: Sequence[Argument]
     deadline: float
     reply: asyncio.Future[Reply]
+    urgent: bool = False
 
 
 class Link:
@@ -110,10 +112,15 @@ class Link:
         return self._send(None, (), command)
 
     def run_script(
-        self, script: Script, keys: Sequence[bytes], arguments: Sequence[Argument]
+        self,
+        script: Script,
+        keys: Sequence[bytes],
+        arguments: Sequence[Argument],
+        *,
+        urgent: bool = False,
     ) -> asyncio.Future[Reply]:
-        """Run a script; raises as `call` does."""
-        return self._send(script, keys, arguments)
+        """Run a script, an urgent one before the calls that wait; raises as `call` does."""
+        return self._send(script, keys, arguments, urgent=urgent)
 
     async def run(self) -> None:
         """Serve the callers until cancelled."""
@@ -146,14 +153,23 @@ class Link:
             self._wire = None
 
     def _send(
-        self, script: Script | None, keys: Sequence[bytes], arguments: Sequence[Argument]
+        self,
+        script: Script | None,
+        keys: Sequence[bytes],
+        arguments: Sequence[Argument],
+        *,
+        urgent: bool = False,
     ) -> asyncio.Future[Reply]:
         if not self._open:
             raise BusUnavailableError(f"bus {self._address.url} is not open: use `async with`")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._address.outage_s
-        call = _Call(script, keys, arguments, deadline, loop.create_future())
-        self._waiting.append(call)
+        call = _Call(script, keys, arguments, deadline, loop.create_future(), urgent)
+        if urgent:
+            ahead = sum(1 for _ in takewhile(lambda waiting: waiting.urgent, self._waiting))
+            self._waiting.insert(ahead, call)
+        else:
+            self._waiting.append(call)
         self._called.set()
         return call.reply
 

@@ -29,19 +29,20 @@ class Tail:
 
     async def __anext__(self) -> Event:
         if not self._read:
-            self._read.extend(await self._follower.next())
+            _, entries = await self._follower.next()
+            self._read.extend(entries)
         return self._decode(self._read.popleft())
 
 
 class Mailbox:
-    """Iterates over a log's mail: what is there, then what comes; each mail once."""
+    """Iterates over a log's mail: what is there, then what comes; each mail once, the first stream's first."""
 
     def __init__(
         self,
         follower: Follower,
         log: str,
         decode: Callable[[bytes], Event],
-        bury: Callable[[Entry, str], Awaitable[None]],
+        bury: Callable[[bytes, Entry, str], Awaitable[None]],
     ) -> None:
         self._follower = follower
         self._log = log
@@ -55,12 +56,14 @@ class Mailbox:
         while True:
             found: list[Mail] = []
             unreadable: list[tuple[Entry, EventError]] = []
-            for entry in await self._follower.next():
+            stream, entries = await self._follower.next()
+            for entry in entries:
                 try:
                     found.append(Mail(entry[0].decode(), self._log, self._decode(entry[1][1])))
                 except EventError as error:
                     unreadable.append((entry, error))
             for entry, error in unreadable:
-                await self._bury(entry, f"{type(error).__name__}: {error} (mail to {self._log})")
+                reason = f"{type(error).__name__}: {error} (mail to {self._log})"
+                await self._bury(stream, entry, reason)
             if found:
                 return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import NamedTuple, cast
 
+from aworld_runtime.bus.base import Mail
 from aworld_runtime.bus.redis.keys import GROUP, LogKeys, QueueKeys
 from aworld_runtime.bus.redis.link import Link, Script
 from aworld_runtime.bus.redis.wire import Argument, Command, Reply
@@ -22,6 +23,8 @@ DELIVERIES = b"d"
 """Field of a work entry that failed before, or of a dead letter: how often it was delivered."""
 REASON = b"r"
 """Field of a dead letter."""
+LOG = b"l"
+"""Field of a dead letter that was mail: whose."""
 MAIL_TTL_S = 24 * 3600
 """Life of mail for a log that isn't there (yet, or any more)."""
 REPLY_TTL_S = 60
@@ -38,8 +41,8 @@ Entry = tuple[bytes, list[bytes]]
 _APPEND = Script(
     """
 local results, a = {}, 1
-for k = 1, #KEYS, 3 do
-  local log, mail = KEYS[k], KEYS[k + 1]
+for k = 1, #KEYS, 4 do
+  local log, mail, control = KEYS[k], KEYS[k + 1], KEYS[k + 2]
   local name, expected, bodies, acks = ARGV[a], ARGV[a + 1] + 0, ARGV[a + 2] + 0, ARGV[a + 3] + 0
   local fork, first = ARGV[a + 4] == '1', a + 5
   a = first + bodies + acks
@@ -63,11 +66,14 @@ for k = 1, #KEYS, 3 do
     results[#results + 1] = -1 - last
   else
     if bodies > 0 then
-      redis.call('XADD', KEYS[k + 2], '*', 'a', expected + 1 .. ' ' .. expected + bodies .. ' ' .. name)
+      redis.call('XADD', KEYS[k + 3], '*', 'a', expected + 1 .. ' ' .. expected + bodies .. ' ' .. name)
       redis.call('PUBLISH', log, '')
-      if last == 0 then redis.call('PERSIST', mail) end
+      if last == 0 then redis.call('PERSIST', mail); redis.call('PERSIST', control) end
     end
-    for i = first + bodies, a - 1 do redis.call('XDEL', mail, ARGV[i]) end
+    for i = first + bodies, a - 1 do
+      local lane, id = string.match(ARGV[i], '^(c?)(.*)$')
+      redis.call('XDEL', lane == 'c' and control or mail, id)
+    end
     results[#results + 1] = expected + bodies
   end
 end
@@ -85,7 +91,7 @@ def append(
     bodies: Sequence[bytes],
     *,
     fork: bool,
-    acks: Sequence[str],
+    acks: Sequence[Mail],
 ) -> Awaitable[int]:
     """Add `bodies` after `expected_seq` and free mail. The new last seq, or -1 - the last seq there is."""
     arguments: list[Argument] = [
@@ -95,7 +101,7 @@ def append(
         str(len(acks)),
         "1" if fork else "0",
         *bodies,
-        *acks,
+        *(f"c{mail.id}" if mail.lane == "control" else mail.id for mail in acks),
     ]
     return link.run_script(_APPEND, keys, arguments)
 
@@ -124,6 +130,7 @@ end
 redis.call('PERSIST', KEYS[1])
 redis.call('RENAME', KEYS[1], KEYS[2])
 redis.call('PERSIST', KEYS[3])
+redis.call('PERSIST', KEYS[4])
 redis.call('PUBLISH', KEYS[2], '')
 return 1
 """
@@ -132,7 +139,7 @@ return 1
 
 async def unstage(link: Link, staging: bytes, keys: LogKeys) -> None:
     """Make it the log, unless there is one."""
-    await link.run_script(_UNSTAGE, (staging, keys.log, keys.mail), ())
+    await link.run_script(_UNSTAGE, (staging, keys.log, keys.mail, keys.control), ())
 
 
 _SEND_MAIL = Script(
@@ -149,9 +156,17 @@ end
 )
 
 
-def send_mail(link: Link, keys: LogKeys, bodies: Sequence[bytes]) -> Awaitable[None]:
-    """Add mail for the owner of a log, and hint."""
-    return link.run_script(_SEND_MAIL, (keys.mail, keys.log), (str(len(bodies)), *bodies))
+def send_mail(
+    link: Link, keys: LogKeys, bodies: Sequence[bytes], control: Sequence[bytes] = ()
+) -> Awaitable[None]:
+    """Add mail for the owner of a log, and hint. Control mail goes out before what waits in the link."""
+    streams: list[bytes] = []
+    arguments: list[Argument] = []
+    for stream, found in ((keys.control, control), (keys.mail, bodies)):
+        if found:
+            streams += (stream, keys.log)
+            arguments += (str(len(found)), *found)
+    return link.run_script(_SEND_MAIL, streams, arguments, urgent=bool(control))
 
 
 # --- queues ----------------------------------------------------------------------------------------
@@ -412,10 +427,13 @@ async def requeue(link: Link, keys: QueueKeys, letter_id: str) -> bool:
     return bool(await link.run_script(_REQUEUE, (keys.work, keys.dead), (letter_id,)))
 
 
-async def bury_mail(link: Link, mail: bytes, dead: bytes, entry: Entry, reason: str) -> None:
+async def bury_mail(
+    link: Link, mail: bytes, dead: bytes, entry: Entry, *, log: str, reason: str
+) -> None:
     """Move mail that can't be read to the dead letters: in two steps, as they may stand on two nodes."""
     entry_id, fields = entry
-    await link.call(b"XADD", dead, b"*", BODY, fields[1], REASON, reason, DELIVERIES, b"1")
+    facts = (BODY, fields[1], REASON, reason, DELIVERIES, b"1", LOG, log)
+    await link.call(b"XADD", dead, b"*", *facts)
     await link.call(b"XDEL", mail, entry_id)
 
 
