@@ -7,14 +7,16 @@ encodes, and decodes with a clear error for what it doesn't know. Nothing here d
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, Self
 
 import pydantic_core
 import uuid_utils
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, SerializeAsAny, ValidationError
+from typing_extensions import TypeVar
 
 from aworld_runtime.errors import MalformedEventError, PayloadTooLargeError, UnknownEventTypeError
 from aworld_runtime.messages import (
@@ -447,12 +449,16 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class Event(BaseModel):
+Data_co = TypeVar("Data_co", bound=EventData, default=EventData, covariant=True)
+
+
+class Event(BaseModel, Generic[Data_co]):
     """One fact. `seq`, its position in its log, is given by the append and not part of the stored body."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
-    id: str = Field(default_factory=new_id)
+    # No default, as for `time`: writing an event would call it, only to see whether it may leave the field out.
+    id: str
     type: str
     source: str
     """`role/instance` of the node that made it."""
@@ -462,7 +468,7 @@ class Event(BaseModel):
     group_id: str | None = None
     episode_id: str | None = None
     seq: int = Field(default=0, exclude=True)
-    time: datetime = Field(default_factory=utc_now)
+    time: datetime
     causation_id: str | None = None
     """The event that caused it."""
     correlation_id: str | None = None
@@ -477,14 +483,20 @@ class Event(BaseModel):
     schema_version: int = SCHEMA_VERSION
     policy: str | None = None
     policy_version: int | None = None
-    data: SerializeAsAny[EventData]
+    data: SerializeAsAny[Data_co]
 
     @classmethod
     def of(cls, data: EventData, *, source: str, **metadata: Any) -> Event:
-        """An event of `data`'s type; the role is taken from `source` (`role/instance`)."""
-        return cls(
-            type=data.type, source=source, role=source.partition("/")[0], data=data, **metadata
-        )
+        """An event of `data`'s type, made now; the role is taken from `source` (`role/instance`)."""
+        role = source.partition("/")[0]
+        made = {
+            "id": new_id(),
+            "time": utc_now(),
+            "type": data.type,
+            "source": source,
+            "role": role,
+        }
+        return Event.model_validate({**made, "data": data, **metadata})
 
     def caused(self, data: EventData, *, source: str, **metadata: Any) -> Event:
         """An event that follows from this one: of the same run, task, group and episode, one hop further."""
@@ -501,9 +513,18 @@ class Event(BaseModel):
             **metadata,
         )
 
-    def at(self, seq: int) -> Event:
+    def at(self, seq: int) -> Self:
         """The same event at its place in a log."""
-        return self.model_copy(update={"seq": seq})
+        # As `model_copy(update=…)`, in a third of its time: every append on `memory://` makes copies.
+        copied = self.__class__.__new__(self.__class__)
+        object.__setattr__(copied, "__dict__", {**self.__dict__, "seq": seq})
+        object.__setattr__(copied, "__pydantic_fields_set__", {*self.model_fields_set, "seq"})
+        object.__setattr__(copied, "__pydantic_extra__", None)
+        object.__setattr__(copied, "__pydantic_private__", None)
+        return copied
+
+
+_HEAD = re.compile(rb'\{"id":"[^"\\]*","type":"([^"\\]*)"')
 
 
 class Registry:
@@ -511,6 +532,8 @@ class Registry:
 
     def __init__(self) -> None:
         self.types: dict[str, type[EventData]] = {cls.type: cls for cls in _subclasses(EventData)}
+        self._readers: dict[bytes, Callable[[bytes], Event]] = {}
+        """By the type's name: reads an envelope with this data in one pass."""
 
     def encode(self, event: Event) -> bytes:
         """JSON, compressed above 4 KiB.
@@ -543,20 +566,8 @@ class Registry:
             MalformedEventError: anything else that is wrong with it, a newer schema included.
         """
         try:
-            fields = pydantic_core.from_json(_inflate(body))
-            kind = fields["type"]
-            data_class = self.types.get(kind)
-            if data_class is None:
-                raise UnknownEventTypeError(
-                    f"unknown event type {kind!r}: import the module that defines it"
-                )
-            if fields.get("schema_version", 1) > SCHEMA_VERSION:
-                raise MalformedEventError(
-                    f"event {kind} has schema version {fields['schema_version']}, newer than {SCHEMA_VERSION}: upgrade"
-                )
-            fields["data"] = data_class.model_validate(fields["data"])
-            fields["seq"] = seq
-            return Event.model_validate(fields)
+            raw = _inflate(body)
+            event = self._decode_at_once(raw) or self._decode_step_by_step(raw)
         except (
             ValueError,
             ValidationError,
@@ -566,6 +577,42 @@ class Registry:
             zlib.error,
         ) as error:
             raise MalformedEventError(f"not an event: {error!s:.300}") from error
+        object.__setattr__(event, "seq", seq)  # frozen for others; this one is new
+        return event
+
+    def _decode_at_once(self, raw: bytes) -> Event | None:
+        """What we wrote ourselves, which begins with id and type; None for whatever needs a closer look."""
+        head = _HEAD.match(raw)
+        kind = head[1] if head else b""
+        read = self._readers.get(kind)
+        if read is None:
+            data_class = self.types.get(kind.decode())
+            if data_class is None:
+                return None
+            read = self._readers[kind] = Event[data_class].__pydantic_validator__.validate_json
+        try:
+            event = read(raw)
+        except ValidationError:
+            return None
+        # The head showed the first `type` in it; where there are two, the last counts.
+        known = event.type == event.data.type and event.schema_version <= SCHEMA_VERSION
+        return event if known else None
+
+    def _decode_step_by_step(self, raw: bytes) -> Event:
+        """Whatever JSON it is, to the event or to what is wrong with it."""
+        fields = pydantic_core.from_json(raw)
+        kind = fields["type"]
+        data_class = self.types.get(kind)
+        if data_class is None:
+            raise UnknownEventTypeError(
+                f"unknown event type {kind!r}: import the module that defines it"
+            )
+        if fields.get("schema_version", 1) > SCHEMA_VERSION:
+            raise MalformedEventError(
+                f"event {kind} has schema version {fields['schema_version']}, newer than {SCHEMA_VERSION}: upgrade"
+            )
+        fields["data"] = data_class.model_validate(fields["data"])
+        return Event.model_validate(fields)
 
 
 def _inflate(body: bytes) -> bytes:

@@ -18,10 +18,21 @@ UNSURE = sys.maxsize
 `LONG` bits, or what lies more than `DEEP` levels down."""
 
 
-def weight(value: Any) -> int:
+def weight(data: BaseModel) -> int:
     """About how many bytes a payload holds: never less than a sixth of its JSON."""
+    fields = data.__dict__
+    total = 8 + 16 * len(fields)
+    level: list[Any] = []
+    for item in fields.values():  # most payloads end here
+        if type(item) is str and item.isascii():
+            total += 8 + len(item)
+        elif item is not None:
+            level.append(item)
+    return total + _weight_below(level) if level else total
+
+
+def _weight_below(level: list[Any]) -> int:
     total = 0
-    level: list[Any] = [value]
     for _ in range(DEEP):
         below: list[Any] = []
         for item in level:

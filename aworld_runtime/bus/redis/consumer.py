@@ -79,12 +79,18 @@ class RedisDelivery:
     __slots__ = ("_consumer", "_event", "_failures", "count", "id", "lost", "read_at")
 
     def __init__(
-        self, consumer: RedisConsumer, entry_id: bytes, event: Event, failures: int
+        self,
+        consumer: RedisConsumer,
+        entry_id: bytes,
+        event: Event,
+        count: int,
+        failures: int,
+        read_at: float,
     ) -> None:
         self.id = entry_id
-        self.count = 1
+        self.count = count
         self.lost = False
-        self.read_at = 0.0
+        self.read_at = read_at
         self._consumer = consumer
         self._event = event
         self._failures = failures
@@ -192,7 +198,7 @@ class RedisConsumer:
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         ours = {d.id: d for d in deliveries if isinstance(d, RedisDelivery) and self.settling(d)}
-        ids = list(ours)
+        ids = sorted(ours, key=scripts.position)
         try:
             for begin in range(0, len(ids), ACK_BATCH):
                 batch = ids[begin : begin + ACK_BATCH]
@@ -401,6 +407,7 @@ class RedisConsumer:
     async def _receive(self, found: list[tuple[bytes, list[bytes], int]] | None) -> int:
         """Put what was read into the buffer and wake who waits for it."""
         fresh = 0
+        now = time.monotonic()
         for entry_id, fields, deliveries in found or ():
             if entry_id in self._held:
                 continue  # ours all the time; only our heartbeat was late
@@ -413,12 +420,11 @@ class RedisConsumer:
                 held = Held(self.name, entry_id, count, failures)
                 await self._bury(held, f"{type(error).__name__}: {error}")
                 continue
-            delivery = RedisDelivery(self, entry_id, event, failures)
-            delivery.count = count
-            delivery.read_at = self._filled_at = time.monotonic()
-            self._buffer.append(delivery)
+            self._buffer.append(RedisDelivery(self, entry_id, event, count, failures, now))
             fresh += 1
-        self._wake_takers(fresh)
+        if fresh:
+            self._filled_at = now
+            self._wake_takers(fresh)
         return fresh
 
     async def _bury(self, held: Held, reason: str) -> None:

@@ -344,10 +344,12 @@ _ACK = Script(
 local results, a = {}, 1
 for k = 1, #KEYS do
   local work, consumer, first, last = KEYS[k], ARGV[a], a + 2, a + 1 + ARGV[a + 1]
-  local done, lost = {}, {}
+  local held, done, lost = {}, {}, {}
+  -- Oldest first, so one look shows all that is held from the first to the last.
+  local found = redis.pcall('XPENDING', work, 'g', ARGV[first], ARGV[last], 1000000, consumer)
+  for _, entry in ipairs(found.err and {} or found) do held[entry[1]] = true end
   for i = first, last do
-    local held = redis.pcall('XPENDING', work, 'g', ARGV[i], ARGV[i], 1, consumer)
-    local to = not held.err and held[1] and done or lost
+    local to = held[ARGV[i]] and done or lost
     to[#to + 1] = ARGV[i]
   end
   if #done > 0 then
@@ -365,7 +367,7 @@ return results
 def ack(
     link: Link, keys: QueueKeys, consumer: str, ids: Sequence[bytes]
 ) -> Awaitable[Sequence[bytes]]:
-    """Settle as done; those that were no longer this consumer's."""
+    """Settle as done, ids oldest first; returns those that were no longer this consumer's."""
     return link.run_script(_ACK, (keys.work,), (consumer, str(len(ids)), *ids))
 
 
