@@ -57,6 +57,7 @@ COMMANDS = {
     "nodes": Command("aworld_runtime.cli.nodes:run", "list who is on the bus"),
     "worker": Command("aworld_runtime.cli.worker:run", "run episodes and tools for a bus"),
     "verify": Command("aworld_runtime.cli.verify:run", "compare what the bus and the store hold"),
+    "bench": Command("aworld_runtime.bench.cli:bench_command", "measure the bus on this machine"),
     "doctor": Command("aworld_runtime.cli.doctor:run", "show what is installed, and what to add"),
 }
 """Ours, the upper layers' too: a source checkout has no entry points."""

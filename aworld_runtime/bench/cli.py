@@ -1,0 +1,86 @@
+"""`aworld bench`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+from aworld_runtime.cli.shared import add_json, run_async
+
+DESCRIPTION = "Measure the product on this machine, and verify what was measured."
+BUS = """\
+Measure an event bus. Throughput: every event is appended to its episode's log, delivered to a consumer of its role and
+acknowledged; then logs, queues and feed are checked. Latency: single events at a steady rate, from before the append
+until a consumer has it, with redis-py alone beside it. Exit code 1: the verification failed; a target that isn't
+reached is only said."""
+BUS_EXAMPLES = """\
+examples:
+  aworld bench bus                                       a private server, 200,000 events
+  aworld bench bus --url memory://
+  aworld bench bus --url redis://127.0.0.1:6379/0 --events 1000000 --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = DESCRIPTION
+    what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    raw = argparse.RawDescriptionHelpFormatter
+    _add_bus(
+        what.add_parser(
+            "bus",
+            help="throughput and latency",
+            description=BUS,
+            epilog=BUS_EXAMPLES,
+            formatter_class=raw,
+        )
+    )
+
+
+def _add_bus(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url", help="redis://…, rediss://…, unix://… or memory:// (default: a private server)"
+    )
+    numbers = (
+        ("events", 200_000, "of the throughput phase"),
+        ("roles", 10, "each with a queue and a consumer"),
+        ("episodes", 1000, "at once, each with a log and an owner"),
+        ("batch", 20, "most events in one append and one put"),
+        ("rate", 1000, "events per second of the latency phase"),
+    )
+    for name, default, text in numbers:
+        parser.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default {default})"
+        )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="of the latency phase, each way (default 10)",
+    )
+    add_json(parser)
+
+
+def bench_command(arguments: argparse.Namespace) -> int:
+    """Run `aworld bench`; returns the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    return {"bus": _bus}[arguments.what](arguments)
+
+
+def _bus(arguments: argparse.Namespace) -> int:
+    from aworld_runtime.bench.bus import Settings, bench_bus
+    from aworld_runtime.bench.latency import Pace
+    from aworld_runtime.bench.load import Load
+    from aworld_runtime.bench.progress import Progress
+    from aworld_runtime.bench.text import bus_text
+
+    load = Load(
+        events=arguments.events,
+        roles=arguments.roles,
+        episodes=arguments.episodes,
+        batch=arguments.batch,
+    )
+    pace = Pace(rate=arguments.rate, seconds=arguments.seconds, roles=arguments.roles)
+    report = run_async(bench_bus, arguments.url, Settings(load, pace, Progress()))
+    print(report.model_dump_json(indent=2) if arguments.json else bus_text(report))
+    return 0 if report.verified else 1
