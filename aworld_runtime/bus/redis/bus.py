@@ -33,7 +33,7 @@ from aworld_runtime.bus.redis.heartbeat import Heartbeat
 from aworld_runtime.bus.redis.hints import Hints
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.lanes import Listener, Waiting
-from aworld_runtime.bus.redis.link import Link
+from aworld_runtime.bus.redis.link import ServerLink
 from aworld_runtime.bus.redis.readers import Mailbox, Tail
 from aworld_runtime.bus.redis.scripts import BODY, DELIVERIES, REASON, Entry
 from aworld_runtime.bus.redis.timers import Timers
@@ -70,7 +70,7 @@ class RedisBus:
         self.url = self._address.url
         self._registry = registry
         self._keys = Keys(self._address.namespace)
-        self._link = Link(self._address, scripts.SCRIPTS)
+        self._link = ServerLink(self._address, scripts.SCRIPTS)
         self._hints = Hints(self._address, self._reconnected)
         self._follows = Follows(self._link, self._hints)
         self._timers = Timers(self._link)
@@ -174,7 +174,7 @@ class RedisBus:
 
     @asynccontextmanager
     async def feed(self, after: str = "0") -> AsyncGenerator[AsyncIterator[list[FeedEntry]]]:
-        reader = FeedReader(self._link.dial, self._keys.feed, after, self._address.outage_s)
+        reader = FeedReader(self._link, self._keys.feed, after, self._address.outage_s)
         try:
             yield reader
         finally:

@@ -260,7 +260,7 @@ class RedisConsumer:
             with anyio.move_on_after(CLOSE_S):
                 if self._client_id:
                     try:
-                        await link.call(b"CLIENT", b"UNBLOCK", self._client_id)
+                        await link.call(b"CLIENT", b"UNBLOCK", self._client_id, key=self.keys.work)
                     except BusError as error:
                         logger.debug("reader of %s not unblocked: %s", self.queue, error)
                 await self._finished.wait()
@@ -335,7 +335,7 @@ class RedisConsumer:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _connect(self) -> None:
-        wire = await self.services.link.dial()
+        wire = await self.services.link.dial(self.keys.work)
         (client_id,) = await wire.exchange(pack([(b"CLIENT", b"ID")]), 1)
         self._client_id = str(client_id).encode()
         self._wire = wire

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from typing import Self
 
 import anyio
 
 from aworld_runtime.bus.base import FeedEntry
-from aworld_runtime.bus.redis.link import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from aworld_runtime.bus.redis.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link
 from aworld_runtime.bus.redis.scripts import position
 from aworld_runtime.bus.redis.wire import (
     REPLY_S,
@@ -35,10 +34,8 @@ class FeedReader:
     Where the server came back empty, the cursor lies ahead of everything: then it begins anew.
     """
 
-    def __init__(
-        self, dial: Callable[[], Awaitable[Wire]], key: bytes, after: str, outage_s: float
-    ) -> None:
-        self._dial = dial
+    def __init__(self, link: Link, key: bytes, after: str, outage_s: float) -> None:
+        self._link = link
         self._key = key
         self._cursor = after.encode()
         self._outage_s = outage_s
@@ -97,7 +94,7 @@ class FeedReader:
 
     async def _ask(self, command: Command, *, missing: bool = False) -> Reply:
         if self._wire is None:
-            self._wire = await self._dial()
+            self._wire = await self._link.dial(self._key)
         patience_s = BLOCK_MS / 1000 + REPLY_S
         (reply,) = await self._wire.exchange(pack([command]), 1, patience_s=patience_s)
         if isinstance(reply, ReplyError):

@@ -1,5 +1,5 @@
-"""The connection that a bus's calls share: one exchange at a time, and what is called meanwhile goes
-out together with the next one.
+"""`Link`: what a bus's calls go out on, each to where its key is; and `ServerLink`, the connection to one
+server: one exchange at a time, and what is called meanwhile goes out together with the next one.
 
     call ─▶ waiting ─▶ run: [connect] ─▶ a batch ─▶ exchange ─▶ replies to the callers
                 ▲                                      │
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Protocol
 
 import anyio
 
@@ -60,6 +61,44 @@ class Script:
         return (b"EVALSHA", self.sha, str(len(keys)), *keys, *arguments)
 
 
+class Link(Protocol):
+    """Sends commands and scripts to the server that has their keys.
+
+    The replies raise:
+        BusUnavailableError: the server stayed away; the outcome is unknown.
+        BusFullError: it refuses to add anything.
+        BusError: another error reply.
+    """
+
+    def slot(self, key: bytes, /) -> int:
+        """What moves as one: only keys of the same slot may be in one command."""
+        ...
+
+    def call(self, *command: Argument, key: bytes | None = None) -> asyncio.Future[Reply]:
+        """Send a command; await its reply. `key` where it isn't the command's second word."""
+        ...
+
+    def run_script(
+        self,
+        script: Script,
+        keys: Sequence[bytes],
+        arguments: Sequence[Argument],
+        *,
+        urgent: bool = False,
+    ) -> asyncio.Future[Reply]:
+        """Run a script over keys of one slot, an urgent one before the calls that wait; await its reply."""
+        ...
+
+    async def dial(self, key: bytes | None = None, /) -> Wire:
+        """A connection of the caller's own to where `key` is (None: to any server), with the scripts loaded.
+
+        Raises:
+            Unreachable: there is none now.
+            ConfigError: the server doesn't know user or password.
+        """
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class _Call:
     script: Script | None
@@ -71,8 +110,8 @@ class _Call:
     urgent: bool = False
 
 
-class Link:
-    """Sends commands and scripts; reconnects through an outage."""
+class ServerLink:
+    """Implements `Link` for one server; reconnects through an outage."""
 
     def __init__(self, address: Address, scripts: Sequence[Script]) -> None:
         self._address = address
@@ -84,7 +123,7 @@ class Link:
 
     async def connect(self, patience_s: float = CONNECT_S) -> None:
         """The first connection; `Unreachable` says why there is none."""
-        self._wire = await self.dial(patience_s=patience_s)
+        self._wire = await self._dial(patience_s)
         self._open = True
 
     async def ask_server(self) -> dict[str, str]:
@@ -97,18 +136,17 @@ class Link:
         lines = text.decode(errors="replace").splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
-    async def dial(self, *, patience_s: float = CONNECT_S) -> Wire:
-        """A connection of the caller's own, with the scripts loaded."""
-        return (await dial(self._address, self._prologue, patience_s=patience_s))[0]
+    async def dial(self, _key: bytes | None = None, /) -> Wire:
+        return await self._dial(CONNECT_S)
 
-    def call(self, *command: Argument) -> asyncio.Future[Reply]:
-        """Send a command; await its reply.
+    def slot(self, _key: bytes, /) -> int:
+        return 0
 
-        Raises:
-            BusUnavailableError: the server stayed away; the outcome is unknown.
-            BusFullError: it refuses to add anything.
-            BusError: another error reply.
-        """
+    def call(
+        self,
+        *command: Argument,
+        key: bytes | None = None,  # noqa: ARG002 - one server has all keys
+    ) -> asyncio.Future[Reply]:
         return self._send(None, (), command)
 
     def run_script(
@@ -119,7 +157,6 @@ class Link:
         *,
         urgent: bool = False,
     ) -> asyncio.Future[Reply]:
-        """Run a script, an urgent one before the calls that wait; raises as `call` does."""
         return self._send(script, keys, arguments, urgent=urgent)
 
     async def run(self) -> None:
@@ -131,7 +168,7 @@ class Link:
                 await self._called.wait()
             try:
                 if self._wire is None:
-                    self._wire = await self.dial(patience_s=self._patience())
+                    self._wire = await self._dial(self._patience())
                 again = await self._serve(self._wire, self._take_batch())
             except (Unreachable, ConfigError) as error:
                 self._wire = None
@@ -151,6 +188,9 @@ class Link:
         if self._wire is not None:
             await self._wire.close()
             self._wire = None
+
+    async def _dial(self, patience_s: float) -> Wire:
+        return (await dial(self._address, self._prologue, patience_s=patience_s))[0]
 
     def _send(
         self,
