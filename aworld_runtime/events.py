@@ -46,6 +46,7 @@ StopReason = Literal[
     "turn_limit",
     "token_limit",
     "time_limit",
+    "hop_limit",
     "quiescent",
     "failed",
     "cancelled",

@@ -47,6 +47,9 @@ class Program:
         default_factory=dict[str, Mapping[str, BaseTool]]
     )
     """Role → the tools it may call, by name."""
+    max_hops: int = 4000
+    """Events that may follow from one another before the episode ends with `hop_limit`. A turn with a tool call takes two, so
+    the longest honest episodes pass; roles that hand over to each other for ever, without a model between them, don't."""
 
     def __post_init__(self) -> None:
         names = [*(node.role for node in self.nodes), *self.tool_names]

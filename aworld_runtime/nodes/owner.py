@@ -1,11 +1,14 @@
 """The owner of one episode: the only one that appends to its log.
 
-    mail ───────────┐
+    mail, control ──┐                    (control first, and heard while data waits for its append)
     handlers ───────┼──▶ commit ──▶ save (one append in flight, the rest joins the next) ──▶ accept ──┬─▶ inboxes ─▶ handlers
     tool calls ─────┘                                                                                └─▶ tool calls
 
 Effects follow their append: a tool starts once `tool.called` is in the log. Taking over is reading the log: what has no
 `delivery.handled` is handled again over its own record, and calls without an answer are made again under the same id.
+
+While the episode is paused no handler and no tool call starts; what runs ends and is recorded. Its time limit and its
+deadline stand still, because a pause is a person's doing; its worker's slot stays taken. It stays paused over a takeover.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from aworld_runtime.events import (
     EpisodeCancelled,
     EpisodeClaimed,
     EpisodeFinished,
+    EpisodePaused,
     EpisodeRequested,
+    EpisodeResumed,
     EpisodeTakenOver,
     Event,
     EventData,
@@ -48,6 +53,7 @@ from aworld_runtime.models.base import ChatModel
 from aworld_runtime.names import episode_log, tool_queue
 from aworld_runtime.nodes.context import Context, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
+from aworld_runtime.nodes.pause import Pause, paused_s
 from aworld_runtime.tools.base import BaseTool, RemoteTool
 from aworld_runtime.tools.call import call, cut, is_cancelled, told
 
@@ -108,6 +114,7 @@ class EpisodeOwner:
         self._bus = bus
         self._worker = worker
         self._tools = program.tools
+        self._max_hops = program.max_hops
         self._inboxes = {node.role: Inbox(node) for node in program.nodes}
         self._subscriptions: Mapping[str, tuple[str, ...]] = {
             n.role: n.subscriptions for n in program.nodes
@@ -121,6 +128,7 @@ class EpisodeOwner:
         self._commits: list[Commit] = []
         self._saving = False
         self._running = 0
+        self._pause = Pause()
         self._finished = anyio.Event()
         self._tasks: TaskGroup | None = None
 
@@ -132,12 +140,17 @@ class EpisodeOwner:
         Raises:
             Fenced: another worker took it over (perhaps in an exception group).
         """
-        async with self._bus.mailbox(self.log) as mail, anyio.create_task_group() as tasks:
+        async with (
+            self._bus.mailbox(self.log, "control") as control,
+            self._bus.mailbox(self.log, "data") as mail,
+            anyio.create_task_group() as tasks,
+        ):
             self._tasks = tasks
             await self._claim()
             if not self._finished.is_set():
                 if refusal is not None:
                     self._spawn(self._finish, "failed", refusal)
+                tasks.start_soon(self._receive, control)
                 tasks.start_soon(self._receive, mail)
                 tasks.start_soon(self._watch_clock)
                 await self._finished.wait()
@@ -150,6 +163,8 @@ class EpisodeOwner:
     async def commit(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
         """Append events and act on them. Who is cancelled while it waits has committed all the same.
 
+        Control mail goes into the next append before what waits for it.
+
         Raises:
             EventError: an event that is too large, or that no log can hold; none of these is appended.
         """
@@ -157,7 +172,8 @@ class EpisodeOwner:
             if not events and not acks:
                 return
             commit = Commit(events, acks)
-            self._commits.append(commit)
+            urgent = any(mail.lane == "control" for mail in acks)
+            self._commits.insert(0 if urgent else len(self._commits), commit)
             if not self._saving:
                 self._saving = True
                 self._group.start_soon(self._save)
@@ -293,7 +309,7 @@ class EpisodeOwner:
             self._note(event)
             for role in self._receivers(event):
                 if (role, event.seq) not in handled:
-                    self._inboxes[role].waiting.append(event)
+                    self._deliver(event, role)
                     if (role, event.id) in recorded:
                         self._journals[role, event.id] = recorded[role, event.id]
             if isinstance(event.data, ToolCalled):
@@ -329,9 +345,8 @@ class EpisodeOwner:
         if isinstance(event.data, ToolCalled):
             self._spawn(self._run_tool, event)
         for role in self._receivers(event):
-            inbox = self._inboxes[role]
-            inbox.waiting.append(event)
-            self._wake(inbox)
+            self._deliver(event, role)
+            self._wake(self._inboxes[role])
 
     def _note(self, event: Event) -> None:
         match event.data:
@@ -349,6 +364,10 @@ class EpisodeOwner:
                 self._questions.discard(event.correlation_id or "")
             case SubscriptionChanged(subscriptions=subscriptions):
                 self._subscriptions = subscriptions
+            case EpisodePaused():
+                self._pause.begin()
+            case EpisodeResumed():
+                self._pause.end()
             case EpisodeFinished():
                 self._finished.set()
             case _:
@@ -367,6 +386,16 @@ class EpisodeOwner:
             and event.type.startswith(prefixes or ("\0",))
         ]
 
+    def _deliver(self, event: Event, role: str) -> None:
+        if event.hops <= self._max_hops:
+            self._inboxes[role].waiting.append(event)
+            return
+        why = (
+            f"{event.type} (seq {event.seq}) for {role} is the last of {event.hops} events that follow from one another;"
+            f" the program allows {self._max_hops}: its roles go round in a circle, or it needs a larger max_hops"
+        )
+        self._spawn(self._finish, "hop_limit", why)
+
     def _wake(self, inbox: Inbox) -> None:
         if inbox.waiting and not inbox.busy:
             inbox.busy = True
@@ -382,7 +411,7 @@ class EpisodeOwner:
         await self._end_if_quiescent()
 
     async def _end_if_quiescent(self) -> None:
-        in_flight = self._running or self._saving or self._questions
+        in_flight = self._running or self._saving or self._questions or self._pause.active
         if not in_flight and not self._finished.is_set():
             await self._finish("quiescent", "nothing is in flight, and nobody has answered")
 
@@ -391,6 +420,7 @@ class EpisodeOwner:
     async def _drain(self, inbox: Inbox) -> None:
         """Handle a role's deliveries, one at a time, in seq order."""
         while inbox.waiting and not self._finished.is_set():
+            await self._pause.over()
             event = inbox.waiting.popleft()
             await self._handle(inbox.node, event)
         inbox.busy = False
@@ -446,8 +476,9 @@ class EpisodeOwner:
     async def _run_tool(self, called: Event) -> None:
         if not isinstance(called.data, ToolCalled):
             raise TypeError(f"{called.type} is no tool call")
+        await self._pause.over()
         if called.id not in self._open_calls:
-            return  # it was closed in the append that brought it
+            return  # it was closed in the append that brought it, or in a pause
         tools = self._tools.get(called.role, {})
         tool = tools.get(called.data.call.name)
         if isinstance(tool, RemoteTool):
@@ -524,17 +555,19 @@ class EpisodeOwner:
                 if event.id not in self._seen_mail and not late:
                     self._seen_mail.add(event.id)
                     fresh.append(event)
+            if any(isinstance(event.data, EpisodeCancelled | EpisodePaused) for event in fresh):
+                self._pause.begin()  # nothing new starts while it waits for its append
             for event in fresh:
                 if isinstance(event.data, EpisodeCancelled):
-                    fresh.append(self._ended("cancelled", event.data.reason))
+                    fresh.append(self._ended("cancelled", event.data.reason, cause=event))
                     break
             await self.commit(fresh, acks=batch)
 
     async def _watch_clock(self) -> None:
-        """End the episode at its deadline, or when its time since this claim is up, whichever is first."""
+        """End the episode at its deadline, or when its time since this claim is up, whichever is first, pauses not counted."""
         limits: list[tuple[float, str]] = []
         if (deadline := self._requested.deadline) is not None:
-            left = (deadline - utc_now()).total_seconds()
+            left = (deadline - utc_now()).total_seconds() + paused_s(self.events)
             limits.append((left, f"deadline {deadline.isoformat()} has passed"))
         if (timeout_s := self._request.timeout_s) is not None:
             limits.append(
@@ -542,17 +575,18 @@ class EpisodeOwner:
             )
         if limits:
             left, why = min(limits)
-            await anyio.sleep(max(0.0, left))
+            await self._pause.sleep(left)
             await self._finish("time_limit", why)
 
     async def _finish(self, reason: StopReason, error: str) -> None:
         await self.commit([self._ended(reason, error)])
 
-    def _ended(self, reason: StopReason, error: str) -> Event:
-        return self._event(EpisodeFinished(reason=reason, error=cut(error)))
+    def _ended(self, reason: StopReason, error: str, *, cause: Event | None = None) -> Event:
+        return self._event(EpisodeFinished(reason=reason, error=cut(error)), cause=cause)
 
     def _event(self, data: EventData, *, role: str = "worker", cause: Event | None = None) -> Event:
         requested = self._requested
+        cause = cause or requested
         return Event.of(
             data,
             source=f"{role}/{self._worker}",
@@ -561,7 +595,8 @@ class EpisodeOwner:
             group_id=requested.group_id,
             episode_id=requested.episode_id,
             attempt=requested.attempt,
-            causation_id=(cause or requested).id,
+            causation_id=cause.id,
+            hops=cause.hops + 1,
             traceparent=requested.traceparent,
         )
 

@@ -26,6 +26,7 @@ from aworld_runtime.events import (
     EpisodeTakenOver,
     Event,
     EventData,
+    HandoffMade,
     MessagePosted,
     ModelCompleted,
     ModelFailed,
@@ -354,6 +355,36 @@ async def test_a_handler_that_cancels_its_own_model_call_does_not_block_the_log(
 async def test_an_episode_in_which_nothing_is_left_to_do_ends_as_quiescent(bus: Bus) -> None:
     events = await run_episode(bus, request_episode(), Program(nodes=()))
     assert one(events, EpisodeFinished).reason == "quiescent"
+
+
+class PassingOn:
+    """Gives every message to the other one."""
+
+    def __init__(self, role: str, other: str) -> None:
+        self.role = role
+        self.subscriptions = ("episode.requested",) if role == "a" else ()
+        self._other = other
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        ctx.emit(HandoffMade(target=self._other), to=self._other)
+
+
+async def test_roles_that_hand_over_to_each_other_for_ever_end_the_episode(bus: Bus) -> None:
+    program = Program(nodes=(PassingOn("a", "b"), PassingOn("b", "a")), max_hops=100)
+    events = await run_episode(bus, request_episode(), program)
+    finished = one(events, EpisodeFinished)
+    assert finished.reason == "hop_limit"
+    assert "the last of 101 events that follow from one another" in (finished.error or "")
+    assert len(of_kind(events, HandoffMade)) == 101
+
+
+async def test_hops_count_what_followed_from_what(bus: Bus) -> None:
+    program, _, _ = adding_program()
+    events = await run_episode(bus, request_episode(), program)
+    by_id = {event.id: event for event in events}
+    assert [e.hops for e in events if e.causation_id is None] == [0]
+    caused = [e for e in events if e.causation_id is not None]
+    assert [e.hops for e in caused] == [by_id[e.causation_id or ""].hops + 1 for e in caused]
 
 
 async def test_an_agent_is_told_of_a_tool_that_cancels_itself(bus: Bus) -> None:
