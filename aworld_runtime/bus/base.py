@@ -30,6 +30,12 @@ MAX_DELIVERIES = 3
 """Failed tries after which a delivery goes to the dead letters."""
 Lane: TypeAlias = Literal["control", "data"]
 """One of the two streams of a log's mail."""
+RETIRED_S = 24 * 3600.0
+"""Life of the last event of a log that was unlinked."""
+
+Standing = Literal["held", "taken", "gone"]
+"""Of a delivery, at the server: still its consumer's; another's; or the queue knows nothing of it, because it was
+settled, or because the server lost it."""
 
 
 class NodeInfo(Data):
@@ -90,6 +96,10 @@ class Delivery(Protocol):
     @property
     def lost(self) -> bool:
         """Its lease has gone to somebody else: drop the work. To retry or give up has no effect then."""
+        ...
+
+    async def standing(self) -> Standing:
+        """Ask the server whose it is: `lost` knows it only a moment later, and not why."""
         ...
 
     async def ack(self) -> None:
@@ -190,11 +200,22 @@ class Bus(Protocol):
         ...
 
     async def restore(self, log: str, events: Sequence[Event]) -> None:
-        """Put a log back that the server lost, from the store. Does nothing where the log is not empty."""
+        """Put a log back that the server lost, from the store or by its owner; the feed tells of it.
+
+        Does nothing where the log is not empty, unless it is retired: `events` that end with its last event replace it.
+        """
         ...
 
-    async def unlink(self, log: str) -> None:
-        """Free a log and its mail. For the janitor, once it is finished and archived."""
+    async def unlink(self, log: str, *, keep_s: float = RETIRED_S) -> None:
+        """Retire a log: free its events and mail. For the janitor, once it is finished and archived.
+
+        Its last event stays for `keep_s` seconds, whatever it is: `last_seq` stays right, and a late owner is refused
+        instead of beginning the log anew. `read` and `tail` give what is there. Of an empty log only mail is freed.
+        """
+        ...
+
+    async def server_id(self) -> str:
+        """Who keeps the events: another after a restart, a failover or a flush, which may have lost the newest or all."""
         ...
 
     # feed
@@ -209,8 +230,8 @@ class Bus(Protocol):
         """Every append after the cursor, oldest first, in batches; waits for more. At least once."""
         ...
 
-    async def trim_feed(self, before: str) -> None:
-        """Forget entries before this cursor, which every archiver has passed."""
+    async def trim_feed(self, *before: str) -> None:
+        """Forget entries before the first of these cursors: those of everyone who follows the feed."""
         ...
 
     # mail

@@ -161,13 +161,17 @@ class Archiver:
                 logger.error("log %s is not archived from event %d on: %s", log, first, error)
 
     async def _copy(self, log: str, first: int, last: int) -> None:
+        announced = first
         if log not in self._known and first > 1:
             first -= 1  # a log rewound before this archiver came shows at the event before
         while first <= last:
             limit = min(EVENTS_AT_ONCE, last - first + 1)
             events = await self._bus.read(log, first, limit=limit)
-            if not events:
-                await self._expect_archived(log, first, last)
+            # Of a log that the bus let go the last event is still there, at most.
+            gap = min(last, events[0].seq - 1) if events else last
+            if gap >= max(first, announced):
+                await self._expect_archived(log, max(first, announced), gap)
+            if gap == last:
                 return
             await self._persist(lambda events=events: self._store.put_events(log, events))
             await self._project(log, events)

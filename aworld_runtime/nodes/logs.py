@@ -1,4 +1,7 @@
-"""Logs wherever they are: on the bus while it has them, in the store after that."""
+"""Logs wherever they are: on the bus while it has them, in the store after that.
+
+The bus keeps the last event of a log that it has let go.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,11 @@ class Logs:
     async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]:
         """Events `start` … of the log, at most `limit`."""
         events = await self._bus.read(log, start, limit=limit)
-        if events or await self._bus.last_seq(log):
+        if events[0].seq <= max(start, 1) if events else await self._bus.last_seq(log):
             return events
-        return await self._store.read(log, start, limit=limit)
+        # The bus has let it go but for its last event, or all of it; or it is a fork, which begins in the middle.
+        stored = await self._store.read(log, start, limit=limit)
+        return stored if stored and (not events or stored[0].seq < events[0].seq) else events
 
     async def last_seq(self, log: str) -> int:
         return await self._bus.last_seq(log) or await self._store.last_seq(log)
@@ -39,7 +44,8 @@ class Logs:
     @asynccontextmanager
     async def tail(self, log: str, start: int = 1) -> AsyncGenerator[AsyncIterator[Event]]:
         """The log's events from `start`, then each new one as it is appended. Never ends by itself."""
-        on_bus = await self._bus.last_seq(log)
+        there = await self._bus.read(log, start, limit=1)
+        on_bus = there[0].seq <= max(start, 1) if there else await self._bus.last_seq(log)
         kept = 0 if on_bus else await self._store.last_seq(log)
         async with (
             self._bus.tail(log, max(start, kept + 1)) as live,

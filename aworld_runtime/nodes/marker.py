@@ -34,7 +34,7 @@ async def marked(bus: Bus, marker: str) -> AsyncGenerator[None]:
         yield
     finally:
         with anyio.move_on_after(UNLINK_S, shield=True):
-            await bus.unlink(marker)
+            await bus.unlink(marker, keep_s=0)
 
 
 async def feed_so_far(bus: Bus, after: str = "0") -> AsyncGenerator[FeedEntry]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.messages import Data
 from aworld_runtime.nodes.marker import feed_so_far
@@ -29,7 +31,7 @@ class Comparison(Data):
     events: int = 0
     """Events that are the same in both."""
     archived_logs: int = 0
-    """Logs that only the store still has."""
+    """Logs that only the store still has, but for a last event that the bus keeps of a retired one."""
     archived_events: int = 0
     differing: int = 0
     """Positions at which they disagree."""
@@ -48,11 +50,12 @@ async def compare(bus: Bus, store: Store, prefix: str = "") -> Comparison:
     events = archived_logs = archived_events = differing = 0
     differences: list[Difference] = []
     for log in sorted(names):
-        if not await bus.last_seq(log):
-            archived_logs += 1
-            archived_events += len(await _ids(store, log))
-            continue
         on_bus, in_store = await _ids(bus, log), await _ids(store, log)
+        if _retired(on_bus, in_store):
+            archived_logs += 1
+            archived_events += len(in_store) - len(on_bus)
+            events += len(on_bus)
+            continue
         for seq in sorted(on_bus.keys() | in_store.keys()):
             pair = on_bus.get(seq), in_store.get(seq)
             if pair[0] == pair[1]:
@@ -68,6 +71,13 @@ async def compare(bus: Bus, store: Store, prefix: str = "") -> Comparison:
         archived_events=archived_events,
         differing=differing,
         differences=tuple(differences),
+    )
+
+
+def _retired(on_bus: Mapping[int, str], in_store: Mapping[int, str]) -> bool:
+    """Whether the bus has let the log go: it keeps the last event for a day, then nothing."""
+    return not on_bus or (
+        len(on_bus) == 1 < len(in_store) and on_bus.items() <= {max(in_store.items())}
     )
 
 

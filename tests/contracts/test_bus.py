@@ -340,16 +340,74 @@ async def test_restore_leaves_a_log_that_is_there_alone(bus: Bus) -> None:
     assert texts(await bus.read("log")) == ["a"]
 
 
-async def test_unlink_frees_a_log_and_its_mail(bus: Bus) -> None:
-    await bus.append("log", 0, notes("a"))
+async def test_a_restored_log_is_on_the_feed(bus: Bus) -> None:
+    await bus.restore("log", [note("a").at(1), note("b").at(2)])
+    await bus.restore("log", [note("a").at(1), note("b").at(2)])
+    await bus.append("other", 0, notes("c"))
+    async with bus.feed() as feed:
+        entries = await entries_of(feed, 2)
+    assert [(e.log, e.first, e.last) for e in entries] == [("log", 1, 2), ("other", 1, 1)]
+
+
+async def test_unlink_leaves_the_last_event_and_nothing_else(bus: Bus) -> None:
+    await bus.append("log", 0, notes("a", "b", "c"))
     await bus.send_mail("log", note("mail"))
-    await bus.append("other", 0, notes("b"))
-    await bus.unlink("log")
-    assert await bus.last_seq("log") == 0
-    assert texts(await bus.read("other")) == ["b"]
+    await bus.append("other", 0, notes("d"))
+    for _ in range(2):
+        await bus.unlink("log")
+        assert await bus.last_seq("log") == 3
+        assert texts(await bus.read("log")) == ["c"]
+    assert texts(await bus.read("other")) == ["d"]
     async with bus.mailbox("log") as box:
         assert await nothing_from(anext(box))
+
+
+@pytest.mark.parametrize("expected", [0, 1, 2])
+async def test_a_late_owner_of_a_retired_log_is_refused(bus: Bus, expected: int) -> None:
+    await bus.append("log", 0, notes("a", "b", "c"))
+    await bus.unlink("log")
+    with pytest.raises(Fenced):
+        await bus.append("log", expected, notes("late"))
+    assert texts(await bus.read("log")) == ["c"]
+
+
+async def test_a_retired_log_is_gone_after_its_time(bus: Bus) -> None:
+    await bus.append("log", 0, notes("a", "b"))
+    await bus.unlink("log", keep_s=0.05)
+
+    async def gone() -> bool:
+        return await bus.last_seq("log") == 0
+
+    await wait_until(gone, description="the end of its last event")
+    await bus.append("log", 0, notes("a", "b"))
+    await bus.unlink("log", keep_s=0)
     assert await bus.append("log", 0, notes("again")) == 1
+
+
+async def test_of_an_empty_log_unlink_frees_the_mail(bus: Bus) -> None:
+    await bus.send_mail("log", note("mail"))
+    await bus.unlink("log")
+    async with bus.mailbox("log") as box:
+        assert await nothing_from(anext(box))
+    assert await bus.append("log", 0, notes("first")) == 1
+
+
+async def test_a_retired_log_can_be_put_back_whole_and_goes_on(bus: Bus) -> None:
+    await bus.append("log", 0, notes("a", "b", "c"))
+    stored = await bus.read("log")
+    await bus.unlink("log", keep_s=0.2)
+    await bus.restore("log", [note("x").at(1), note("y").at(2), note("z").at(3)])
+    assert await bus.read("log") == stored[-1:], "another history is no restore"
+    await bus.restore("log", stored)
+    assert await bus.read("log") == stored
+    assert await bus.append("log", 3, notes("d")) == 4
+    await anyio.sleep(0.25)
+    assert await bus.last_seq("log") == 4
+
+
+async def test_the_server_is_the_same_for_all_clients(connect: Connect) -> None:
+    async with connect() as one, connect() as other:
+        assert await one.server_id() == await other.server_id()
 
 
 # --- tail ----------------------------------------------------------------------------------------
@@ -478,7 +536,8 @@ async def test_a_trimmed_feed_keeps_what_comes_after(bus: Bus) -> None:
     await append_all(bus, "log", notes("a"), notes("b"), notes("c"))
     async with bus.feed() as feed:
         entries = await entries_of(feed, 3)
-    await bus.trim_feed(entries[1].cursor)
+    await bus.trim_feed(entries[2].cursor, entries[1].cursor)
+    await bus.trim_feed()
     async with bus.feed() as feed:
         assert entries[2] in await entries_of(feed, 1)
     async with bus.feed(entries[1].cursor) as feed:
@@ -852,6 +911,20 @@ async def test_the_owner_that_lost_its_lease_settles_nothing(connect: Connect) -
             assert await bus.backlog("queue") == 1
             await found.ack()
             assert await bus.backlog("queue") == 0
+
+
+async def test_a_delivery_is_held_then_taken_by_another_then_gone(connect: Connect) -> None:
+    async with connect() as one, connect() as other:
+        await one.put("queue", note("work"))
+        async with one.consume("queue", consumer="dies", lease_s=LEASE_S) as dying:
+            lost = await soon(dying.take())
+            assert await lost.standing() == "held"
+            dying.abandon()
+            async with other.consume("queue", consumer="lives", lease_s=LEASE_S) as living:
+                taken = await soon(living.take())
+                assert (await lost.standing(), await taken.standing()) == ("taken", "held")
+                await taken.ack()
+                assert (await lost.standing(), await taken.standing()) == ("gone", "gone")
 
 
 async def test_a_retry_comes_after_its_delay(bus: Bus) -> None:

@@ -112,7 +112,7 @@ async def test_an_unlinked_log_leaves_nothing_behind() -> None:
     async with open_bus("memory://") as bus:
         async with bus.mailbox("log"):
             await bus.append("log", 0, [note("a")])
-            await bus.unlink("log")
+            await bus.unlink("log", keep_s=0)
         assert vars(bus)["_logs"] == {}
 
 

@@ -699,7 +699,7 @@ class Lossy(Adder):
     async def run(self, **arguments: JsonValue) -> JsonValue:
         if not self.lost:
             self.lost = await read_all(self._bus, self._log)
-            await self._bus.unlink(self._log)
+            await self._bus.unlink(self._log, keep_s=0)
             await self._bus.restore(self._log, self.lost[: self._kept])
             await self._bus.append(self._log, self._kept, self._then)
         return await super().run(**arguments)

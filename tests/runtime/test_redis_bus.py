@@ -353,7 +353,10 @@ async def test_a_server_that_comes_back_empty_is_noticed_and_used(server: Privat
         assert await bus.append("log", 2, [note("c")]) == 3
         await bus.put("queue", note("new"))
         with anyio.fail_after(5.0):
-            assert [entry.first for entry in await anext(feed)] == [3]
+            told: list[int] = []
+            while len(told) < 2:
+                told += [entry.first for entry in await anext(feed)]
+            assert told == [1, 3]
             await delivery.ack()
             assert (await consumer.take()).event.data == MessagePosted(content="new")
             await wait_until(lambda: delivery.lost, description="the lost delivery known as lost")
@@ -539,6 +542,7 @@ async def test_every_key_has_an_owner_or_a_ttl(server: PrivateServer) -> None:
         await bus.unlink("log")
         await bus.restore("log", [note("a").at(1)])
         await bus.unlink("log")
+        await bus.send_mail("log", note("late"))
     async with Redis.from_url(server.url, decode_responses=True) as client:
         lasting = [name for name in await client.keys("*") if await client.pttl(name) == -1]
     assert lasting == ["aworld:{0}:feed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -13,7 +14,15 @@ import anyio
 from anyio.lowlevel import checkpoint
 from pydantic import JsonValue
 
-from aworld_runtime.bus.base import LEASE_S, DeadLetter, FeedEntry, Lane, Mail, NodeInfo
+from aworld_runtime.bus.base import (
+    LEASE_S,
+    RETIRED_S,
+    DeadLetter,
+    FeedEntry,
+    Lane,
+    Mail,
+    NodeInfo,
+)
 from aworld_runtime.bus.memory.lanes import Listener
 from aworld_runtime.bus.memory.logs import Feed, FeedReader, Log, Mailbox, Tail
 from aworld_runtime.bus.memory.queues import MemoryConsumer, Queue, Work
@@ -44,6 +53,8 @@ class MemoryBus:
         self._replies: dict[str, Reply] = {}
         self._mail_ids = count(1)
         self._calls = 0
+        self._retired: list[tuple[float, str]] = []
+        """A heap of when the last events of retired logs go."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -59,6 +70,7 @@ class MemoryBus:
         for event in events:
             self._check(event)
         await self._let_others_run()
+        self._forget_retired()
         entry = self._log(log)
         if expected_seq != entry.last and not entry.may_begin_at(expected_seq, events):
             if not entry.holds(expected_seq, events):
@@ -80,6 +92,7 @@ class MemoryBus:
 
     async def last_seq(self, log: str) -> int:
         await self._let_others_run()
+        self._forget_retired()
         entry = self._logs.get(log)
         return entry.last if entry else 0
 
@@ -90,16 +103,29 @@ class MemoryBus:
 
     async def restore(self, log: str, events: Sequence[Event]) -> None:
         entry = self._log(log)
-        if events and not entry.last:
-            entry.add(events[0].seq - 1, events)
+        if not events:
+            return
+        if entry.retired_until is not None:
+            if entry.events[0].id != events[-1].id:
+                return
+            entry.clear()
+        if not entry.last:
+            after = events[0].seq - 1
+            self._feed.add(log, after + 1, entry.add(after, events))
 
-    async def unlink(self, log: str) -> None:
+    async def unlink(self, log: str, *, keep_s: float = RETIRED_S) -> None:
+        self._forget_retired()
         entry = self._logs.get(log)
         if entry is None:
             return
-        entry.clear()
-        if not entry.watchers:
-            del self._logs[log]
+        if entry.last and keep_s > 0:
+            entry.retire(time.monotonic() + keep_s)
+            heapq.heappush(self._retired, (entry.retired_until or 0.0, log))
+        else:
+            self._clear(log, entry)
+
+    async def server_id(self) -> str:
+        return self._feed.id
 
     # feed
 
@@ -110,8 +136,9 @@ class MemoryBus:
     async def feed(self, after: str = "0") -> AsyncGenerator[AsyncIterator[list[FeedEntry]]]:
         yield FeedReader(self._feed, self._feed.position(after))
 
-    async def trim_feed(self, before: str) -> None:
-        self._feed.trim(self._feed.position(before) - 1)
+    async def trim_feed(self, *before: str) -> None:
+        if before:
+            self._feed.trim(self._feed.first(before) - 1)
 
     # mail
 
@@ -231,6 +258,18 @@ class MemoryBus:
         if entry is None:
             entry = self._logs[name] = Log()
         return entry
+
+    def _forget_retired(self) -> None:
+        while self._retired and self._retired[0][0] <= time.monotonic():
+            due, name = heapq.heappop(self._retired)
+            entry = self._logs.get(name)
+            if entry is not None and entry.retired_until == due:
+                self._clear(name, entry)
+
+    def _clear(self, name: str, entry: Log) -> None:
+        entry.clear()
+        if not entry.watchers:
+            del self._logs[name]
 
     def _queue(self, name: str) -> Queue:
         entry = self._queues.get(name)

@@ -21,7 +21,7 @@ YIELD_EVERY = 16
 class Log:
     """Events `base` + 1 … `last`, and the unacknowledged mail for their owner, oldest first in each lane."""
 
-    __slots__ = ("appended", "base", "events", "mail", "mailed", "watchers")
+    __slots__ = ("appended", "base", "events", "mail", "mailed", "retired_until", "watchers")
 
     def __init__(self) -> None:
         self.base = 0
@@ -30,6 +30,8 @@ class Log:
         self.appended = Signal()
         self.mailed = Signal()
         self.watchers = 0
+        self.retired_until: float | None = None
+        """When the last event, kept of a log that was unlinked, goes too."""
 
     @property
     def last(self) -> int:
@@ -60,11 +62,19 @@ class Log:
         index = max(start - self.base - 1, 0)
         return self.events[index : index + limit]
 
+    def retire(self, until: float) -> None:
+        """Keep the last event alone, until then."""
+        base, last = self.last - 1, self.events[-1]
+        self.clear()
+        self.base, self.events = base, [last]
+        self.retired_until = until
+
     def clear(self) -> None:
         self.base = 0
         self.events = []
         for waiting in self.mail.values():
             waiting.clear()
+        self.retired_until = None
 
     def add_mail(self, number: int, mail: Mail) -> None:
         self.mail[mail.lane][number] = mail
@@ -158,6 +168,10 @@ class Feed:
                 self._entries[skip : skip + BATCH], self._trimmed + skip + 1
             )
         ]
+
+    def first(self, cursors: Sequence[str]) -> int:
+        """The position of the cursor that lies first."""
+        return min(self.position(cursor) for cursor in cursors)
 
     def trim(self, upto: int) -> None:
         """Forget entries up to that position."""

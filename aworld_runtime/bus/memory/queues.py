@@ -10,7 +10,7 @@ from itertools import count
 
 import anyio
 
-from aworld_runtime.bus.base import MAX_DELIVERIES, DeadLetter, Delivery
+from aworld_runtime.bus.base import MAX_DELIVERIES, DeadLetter, Delivery, Standing
 from aworld_runtime.bus.memory.signal import Signal
 from aworld_runtime.errors import BusUnavailableError
 from aworld_runtime.events import Event, new_id
@@ -19,13 +19,15 @@ from aworld_runtime.events import Event, new_id
 class Work:
     """An event in a queue, and how it has fared."""
 
-    __slots__ = ("deliveries", "event", "failures", "holder")
+    __slots__ = ("deliveries", "event", "failures", "holder", "settled")
 
     def __init__(self, event: Event) -> None:
         self.event = event
         self.deliveries = 0
         self.failures = 0
         self.holder: MemoryDelivery | None = None
+        self.settled = False
+        """Done or dead: in no queue any more."""
 
 
 class Queue:
@@ -182,8 +184,14 @@ class MemoryDelivery:
     def lost(self) -> bool:
         return not self._settled and self.work.holder is not self
 
+    async def standing(self) -> Standing:
+        if self.work.settled:
+            return "gone"
+        return "held" if self.work.holder is self else "taken"
+
     async def ack(self) -> None:
         if self._settle():
+            self.work.settled = True
             self._consumer.queue.unsettled -= 1
 
     async def retry(self, after_s: float, reason: str) -> None:
@@ -197,6 +205,7 @@ class MemoryDelivery:
 
     async def dead_letter(self, reason: str) -> None:
         if self._settle():
+            self.work.settled = True
             self._consumer.queue.give_up(self.work, reason)
 
     def _settle(self) -> bool:

@@ -18,6 +18,7 @@ from pydantic import JsonValue
 
 from aworld_runtime.bus.base import (
     LEASE_S,
+    RETIRED_S,
     DeadLetter,
     FeedEntry,
     Lane,
@@ -148,19 +149,32 @@ class RedisBus:
             yield Tail(follower, self._event)
 
     async def restore(self, log: str, events: Sequence[Event]) -> None:
-        if not events or await self.last_seq(log):
+        if not events:
             return
-        staging = self._keys.staging(log, new_id())
         first = events[0].seq or 1
+        if last := await self.last_seq(log):
+            ours = events[-1] if last - first == len(events) - 1 else None
+            there = await self.read(log, limit=1)
+            if ours is None or not there or (there[0].seq, there[0].id) != (last, ours.id):
+                return
+        staging = self._keys.staging(log, new_id())
         for begin in range(0, len(events), READ_BATCH):
             batch = events[begin : begin + READ_BATCH]
             bodies = [self._registry.encode(event) for event in batch]
             await scripts.stage(self._link, staging, first + begin, bodies)
-        await scripts.unstage(self._link, staging, self._keys.log(log))
+        keys, end = self._keys.log(log), first + len(events) - 1
+        await scripts.unstage(self._link, staging, keys, log, first, end)
 
-    async def unlink(self, log: str) -> None:
-        keys = self._keys.log(log)
-        await self._link.call(b"UNLINK", keys.log, keys.mail, keys.control)
+    async def unlink(self, log: str, *, keep_s: float = RETIRED_S) -> None:
+        await scripts.retire(self._link, self._keys.log(log), round(keep_s * 1000))
+
+    async def server_id(self) -> str:
+        feed_id, facts = (
+            await self.feed_id(),
+            await self._link.call(b"INFO", b"server", key=self._keys.feed_id),
+        )
+        run = re.search(rb"run_id:(\w+)", facts)
+        return f"{run[1].decode() if run else ''}/{feed_id}"
 
     # feed
 
@@ -180,8 +194,10 @@ class RedisBus:
         finally:
             await reader.close()
 
-    async def trim_feed(self, before: str) -> None:
-        await self._link.call(b"XTRIM", self._keys.feed, b"MINID", before)
+    async def trim_feed(self, *before: str) -> None:
+        if before:
+            first = min((cursor.encode() for cursor in before), key=scripts.position)
+            await self._link.call(b"XTRIM", self._keys.feed, b"MINID", first)
 
     # mail
 

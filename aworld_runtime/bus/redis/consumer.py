@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from aworld_runtime.bus.base import MAX_DELIVERIES, Delivery
+from aworld_runtime.bus.base import MAX_DELIVERIES, Delivery, Standing
 from aworld_runtime.bus.redis import scripts
 from aworld_runtime.bus.redis.heartbeat import Heartbeat, Lease
 from aworld_runtime.bus.redis.keys import QueueKeys
@@ -102,6 +102,10 @@ class RedisDelivery:
     @property
     def queue(self) -> str:
         return self._consumer.queue
+
+    async def standing(self) -> Standing:
+        consumer = self._consumer
+        return await scripts.standing(consumer.services.link, consumer.keys, consumer.name, self.id)
 
     async def ack(self) -> None:
         await self._consumer.ack((self,))

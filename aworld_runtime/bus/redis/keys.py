@@ -1,6 +1,7 @@
 """Every key on the server. Each has an owner, or a TTL (set by the script that makes it).
 
-    log, mail, control     the episode or run; freed by `unlink`. Mail for a log that isn't there has a TTL
+    log, mail, control     the episode or run; `unlink` leaves of them a log's last event, with a TTL. Mail for
+                  a log that isn't there (any more) has a TTL
     feed          the namespace; trimmed behind its readers
     feed:id       the namespace; goes only where all else goes too
     work, delayed, dead     the queue

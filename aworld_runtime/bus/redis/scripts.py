@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import NamedTuple, cast
 
-from aworld_runtime.bus.base import Mail
+from aworld_runtime.bus.base import Mail, Standing
 from aworld_runtime.bus.redis.keys import GROUP, LogKeys, QueueKeys
 from aworld_runtime.bus.redis.link import Link, Script
 from aworld_runtime.bus.redis.wire import Argument, Command, Reply
@@ -123,10 +123,12 @@ async def stage(link: Link, staging: bytes, first_seq: int, bodies: Sequence[byt
 
 _UNSTAGE = Script(
     """
-if redis.call('EXISTS', KEYS[2]) == 1 then
+-- A log that is there has no TTL; a retired one has, and is replaced.
+if redis.call('TTL', KEYS[2]) == -1 then
   redis.call('UNLINK', KEYS[1])
   return 0
 end
+redis.call('XADD', KEYS[5], '*', 'a', ARGV[1])
 redis.call('PERSIST', KEYS[1])
 redis.call('RENAME', KEYS[1], KEYS[2])
 redis.call('PERSIST', KEYS[3])
@@ -137,9 +139,30 @@ return 1
 )
 
 
-async def unstage(link: Link, staging: bytes, keys: LogKeys) -> None:
-    """Make it the log, unless there is one."""
-    await link.run_script(_UNSTAGE, (staging, keys.log, keys.mail, keys.control), ())
+async def unstage(
+    link: Link, staging: bytes, keys: LogKeys, name: str, first: int, last: int
+) -> None:
+    """Make it the log, unless there is one, and tell the feed of its events `first` … `last`."""
+    await link.run_script(_UNSTAGE, (staging, *keys), (f"{first} {last} {name}",))
+
+
+_RETIRE = Script(
+    """
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+redis.call('UNLINK', unpack(KEYS))
+if last and tonumber(ARGV[1]) > 0 then
+  redis.call('XADD', KEYS[1], last[1], unpack(last[2]))
+  redis.call('PEXPIRE', KEYS[1], ARGV[1])
+end
+"""
+)
+
+
+async def retire(link: Link, keys: LogKeys, keep_ms: int) -> None:
+    """Free a log and its mail but for the log's last event, which gets a TTL. Works on a full server, too:
+    it begins by freeing. A new stream, because a trimmed one keeps the memory of its last node.
+    """
+    await link.run_script(_RETIRE, (keys.log, keys.mail, keys.control), (str(keep_ms),))
 
 
 _SEND_MAIL = Script(
@@ -148,7 +171,7 @@ local a = 1
 for k = 1, #KEYS, 2 do
   for i = a + 1, a + ARGV[a] do redis.call('XADD', KEYS[k], '*', 'e', ARGV[i]) end
   a = a + 1 + ARGV[a]
-  if redis.call('EXISTS', KEYS[k + 1]) == 0 then redis.call('EXPIRE', KEYS[k], {MAIL_TTL_S}) end
+  if redis.call('TTL', KEYS[k + 1]) ~= -1 then redis.call('EXPIRE', KEYS[k], {MAIL_TTL_S}) end
   redis.call('PUBLISH', KEYS[k], '')
 end
 """,
@@ -371,6 +394,21 @@ def ack(
     return link.run_script(_ACK, (keys.work,), (consumer, str(len(ids)), *ids))
 
 
+_STANDING = Script(
+    _HOLDS
+    + """
+if held(ARGV[2]) then return 'held' end
+return #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2]) > 0 and 'taken' or 'gone'
+"""
+)
+
+
+async def standing(link: Link, keys: QueueKeys, consumer: str, entry_id: bytes) -> Standing:
+    """Whose it is."""
+    reply = cast("bytes", await link.run_script(_STANDING, (keys.work,), (consumer, entry_id)))
+    return cast("Standing", reply.decode())
+
+
 _FAIL = Script(
     _NOW
     + _HOLDS
@@ -494,6 +532,7 @@ SCRIPTS = (
     _APPEND,
     _STAGE,
     _UNSTAGE,
+    _RETIRE,
     _SEND_MAIL,
     _PUT,
     _DELAY,
@@ -503,6 +542,7 @@ SCRIPTS = (
     _LEAVE,
     _RELEASE,
     _ACK,
+    _STANDING,
     _FAIL,
     _REQUEUE,
     _REPLY,
