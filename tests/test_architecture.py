@@ -16,7 +16,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ("agents", "swarms", "training")
-HEAVY = ("torch", "redis", "pymongo", "openai", "anthropic", "mcp", "vllm", "transformers")
+HEAVY = (
+    *("torch", "redis", "pymongo", "openai", "anthropic", "mcp", "vllm", "transformers"),
+    *("prometheus_client", "opentelemetry"),
+)
 FOLDERS = (
     "agents",
     "aworld_runtime/bus",

@@ -23,6 +23,10 @@ EXTRAS = {
     "mongo": (("pymongo",), "MongoDB as the store"),
     "mcp": (("mcp",), "tools of MCP servers"),
     "viewer": (("starlette", "uvicorn"), "web server of the transformers sampler"),
+    "telemetry": (
+        ("prometheus_client", "opentelemetry"),
+        "metrics, and spans for a collector",
+    ),
     "train": (("torch", "transformers", "tokenizers", "safetensors"), "training"),
 }
 """Extra → the packages it brings, and what for."""

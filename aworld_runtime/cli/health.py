@@ -1,18 +1,17 @@
-"""`/healthz` of a worker: a few lines of HTTP, for whoever has to know whether it lives."""
+"""`/healthz` and `/metrics` of a process: a few lines of HTTP, for whoever has to know how it does."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 import anyio
 from anyio import TASK_STATUS_IGNORED
 from anyio.abc import SocketAttribute, SocketStream, TaskStatus
+from pydantic import JsonValue
 
+from aworld_runtime import telemetry
 from aworld_runtime.errors import ConfigError, UsageError
-
-if TYPE_CHECKING:
-    from aworld_runtime.nodes.worker import Worker
 
 HOST = "127.0.0.1"
 REQUEST_S = 5.0
@@ -34,11 +33,11 @@ def address_of(text: str) -> tuple[str, int]:
 
 async def serve_health(
     address: tuple[str, int],
-    worker: Worker,
+    health: Callable[[], Mapping[str, JsonValue]],
     *,
     task_status: TaskStatus[int] = TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer until cancelled; started once it listens, with its port.
+    """Answer until cancelled; started once it listens, with its port. `health` is what it says of itself.
 
     Raises:
         ConfigError: the port is taken.
@@ -53,7 +52,7 @@ async def serve_health(
         async with stream:
             with anyio.move_on_after(REQUEST_S):
                 try:
-                    await stream.send(_answer(await _request_line(stream), worker))
+                    await stream.send(_answer(await _request_line(stream), health))
                 except (anyio.BrokenResourceError, anyio.EndOfStream):
                     return  # it went away; there is nobody to tell
 
@@ -70,18 +69,27 @@ async def _request_line(stream: SocketStream) -> str:
     return head.partition(b"\r\n")[0].decode("latin-1")
 
 
-def _answer(request: str, worker: Worker) -> bytes:
+def _answer(request: str, health: Callable[[], Mapping[str, JsonValue]]) -> bytes:
     method, _, rest = request.partition(" ")
-    found = rest.partition(" ")[0].partition("?")[0] == "/healthz"
+    path = rest.partition(" ")[0].partition("?")[0]
+    kind = "application/json"
     if method not in {"GET", "HEAD"}:
-        status, body = "405 Method Not Allowed", {"error": "GET /healthz"}
-    elif not found:
-        status, body = "404 Not Found", {"error": "GET /healthz"}
+        status, content = "405 Method Not Allowed", _error("GET /healthz or /metrics")
+    elif path == "/healthz":
+        status, content = "200 OK", json.dumps(health()).encode()
+    elif path == "/metrics":
+        try:
+            status, (kind, content) = "200 OK", telemetry.exposition()
+        except ConfigError as error:
+            status, content = "501 Not Implemented", _error(str(error))
     else:
-        status, body = "200 OK", worker.health()
-    content = json.dumps(body).encode()
+        status, content = "404 Not Found", _error("GET /healthz or /metrics")
     head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\n"
+        f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + (b"" if method == "HEAD" else content)
+
+
+def _error(text: str) -> bytes:
+    return json.dumps({"error": text}).encode()

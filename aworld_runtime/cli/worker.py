@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also serve a tool, a function or a list of them to episodes elsewhere; repeatable",
     )
     parser.add_argument(
-        "--health", metavar="[HOST:]PORT", help="answer GET /healthz there (host: 127.0.0.1)"
+        "--health",
+        metavar="[HOST:]PORT",
+        help="answer GET /healthz and /metrics there (host: 127.0.0.1)",
     )
     add_bus(parser)
 
@@ -76,7 +78,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
             )
             tasks.start_soon(stop.wait, signals, worker, tasks)
             if address is not None:
-                await tasks.start(serve_health, address, worker)
+                await tasks.start(serve_health, address, worker.health)
             if tools:
                 served = ToolWorker(bus, tools, name=worker.name, version=code_version())
                 tasks.start_soon(served.run)

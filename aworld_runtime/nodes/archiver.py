@@ -13,6 +13,7 @@ A log that can't be archived (it was rewound, it can't be decoded) is an inciden
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
@@ -21,6 +22,7 @@ from typing import Self, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
+from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus, FeedEntry
 from aworld_runtime.errors import (
     AWorldError,
@@ -69,7 +71,10 @@ class Archiver:
         self._hurry = anyio.Event()
         self._outage: float | None = None
         self._trouble: StoreError | None = None
+        self._oldest = math.inf
+        """When the oldest event was made that is read and may not be in the store yet."""
         self._group: TaskGroup | None = None
+        telemetry.ARCHIVER_LAG.watch(self, Archiver.lag_s)
 
     async def __aenter__(self) -> Self:
         self._group = anyio.create_task_group()
@@ -100,6 +105,11 @@ class Archiver:
             async for entries in feed:
                 await self._archive(follower, entries)
                 await self._gather()
+                self._oldest = math.inf
+
+    def lag_s(self) -> float:
+        """Age of the oldest event that is read and may not be in the store yet; 0 where none is."""
+        return max(time.time() - self._oldest, 0.0)
 
     async def drain(self, timeout_s: float = 30.0) -> None:
         """Wait until everything appended so far is archived.
@@ -158,6 +168,7 @@ class Archiver:
                 await self._copy(log, first, last)
             except (EventError, LogRewoundError, LostEvents) as error:
                 self.incidents[log] = error
+                telemetry.INCIDENTS.add()
                 logger.error("log %s is not archived from event %d on: %s", log, first, error)
 
     async def _copy(self, log: str, first: int, last: int) -> None:
@@ -173,7 +184,9 @@ class Archiver:
                 await self._expect_archived(log, max(first, announced), gap)
             if gap == last:
                 return
+            self._oldest = min(self._oldest, events[0].time.timestamp())
             await self._persist(lambda events=events: self._store.put_events(log, events))
+            telemetry.ARCHIVED.add(len(events))
             await self._project(log, events)
             first = events[-1].seq + 1
         self._know(log)
@@ -247,6 +260,7 @@ class Archiver:
                 self._trouble = error
                 if self._outage is None:
                     self._outage = time.monotonic()
+                    telemetry.STORE_OUTAGES.add()
                     logger.warning(
                         "the store fails; the run goes on, archiving waits for it: %s", error
                     )

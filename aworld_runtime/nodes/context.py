@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ from typing import Any, Protocol, cast
 
 from pydantic import JsonValue, TypeAdapter
 
-from aworld_runtime import errors
+from aworld_runtime import errors, telemetry
 from aworld_runtime.errors import ConfigError, DivergenceError, ModelError
 from aworld_runtime.events import (
     DeliveryDeadLettered,
@@ -354,6 +355,7 @@ class Context:
         requested: Event,
         request: ModelRequest,
     ) -> Event:
+        began = time.perf_counter()
         try:
             completion = await world.connect(asked).complete(request)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: a client's crash is recorded, so a replay repeats it
@@ -366,6 +368,7 @@ class Context:
                 policy=completion.policy,
                 policy_version=completion.policy_version,
             )
+        _count(requested, answer, time.perf_counter() - began)
         self._unsaved.append(answer)
         return answer
 
@@ -381,6 +384,19 @@ class Context:
 
     def _event(self, data: EventData, **metadata: Any) -> Event:
         return self.event.caused(data, source=self._source, attempt=self.event.attempt, **metadata)
+
+
+def _count(requested: Event, answer: Event, seconds: float) -> None:
+    if not isinstance(requested.data, ModelRequested):
+        raise TypeError(f"{requested.type} asks no model")
+    model = requested.data.model
+    telemetry.MODEL_CALLS.add(1, model)
+    telemetry.MODEL_SECONDS.observe(seconds, model)
+    if isinstance(answer.data, ModelCompleted):
+        telemetry.INPUT_TOKENS.add(answer.data.usage.prompt_tokens, model)
+        telemetry.OUTPUT_TOKENS.add(answer.data.usage.completion_tokens, model)
+    else:
+        telemetry.MODEL_FAILURES.add(1, model)
 
 
 def _failure(error: BaseException) -> ModelFailed:

@@ -24,6 +24,7 @@ from typing import TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
+from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus, Delivery, Mail, read_all
 from aworld_runtime.errors import BusFullError, EventError, Fenced, ToolError
 from aworld_runtime.events import (
@@ -271,8 +272,10 @@ class EpisodeOwner:
                     raise
                 continue  # the former owner appended since we read, for the last time
             break
+        telemetry.TAKEOVERS.add(bool(past))
         events = [*past, *(e.at(len(past) + i) for i, e in enumerate(opening, 1))]
         if isinstance(events[-1].data, EpisodeFinished):
+            telemetry.EPISODES_FINISHED.add(1, events[-1].data.reason)
             self.events = events
             self._finished.set()
         else:
@@ -368,8 +371,9 @@ class EpisodeOwner:
                 self._pause.begin()
             case EpisodeResumed():
                 self._pause.end()
-            case EpisodeFinished():
+            case EpisodeFinished(reason=reason):
                 self._finished.set()
+                telemetry.EPISODES_FINISHED.add(1, reason)
             case _:
                 pass
 
@@ -629,6 +633,16 @@ async def answer_call(
     called: Event, tool: BaseTool | None, *, source: str, known: Mapping[str, BaseTool]
 ) -> Event:
     """Make a tool call; whatever happens becomes an event for the caller."""
+    answer = await _answer(called, tool, source=source, known=known)
+    label = answer.role if answer.role in known else "unknown"
+    telemetry.TOOL_CALLS.add(1, label)
+    telemetry.TOOL_FAILURES.add(isinstance(answer.data, ToolFailed), label)
+    return answer
+
+
+async def _answer(
+    called: Event, tool: BaseTool | None, *, source: str, known: Mapping[str, BaseTool]
+) -> Event:
     if not isinstance(called.data, ToolCalled):
         raise TypeError(f"{called.type} is no tool call")
     request = called.data.call

@@ -19,6 +19,7 @@ import anyio
 from anyio.abc import TaskGroup
 from pydantic import JsonValue
 
+from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus, Delivery, NodeInfo
 from aworld_runtime.errors import (
     AWorldError,
@@ -133,9 +134,13 @@ class Worker:
         tasks.start_soon(self._episode, delivery)
 
     async def _episode(self, delivery: Delivery) -> None:
+        event = delivery.event
+        telemetry.EPISODES_RUNNING.add(1)
         try:
-            await self._own(delivery)
+            with telemetry.about(episode=event.episode_id, run=event.run_id, worker=self.name):
+                await self._own(delivery)
         finally:
+            telemetry.EPISODES_RUNNING.add(-1)
             self._running -= 1
             self._idle.set()
 

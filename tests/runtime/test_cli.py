@@ -534,6 +534,11 @@ def worker(*arguments: str, cwd: Path) -> Generator[subprocess.Popen[str]]:
         process.wait()
 
 
+def get_text(url: str) -> str:
+    with urllib.request.urlopen(url) as answer:  # noqa: S310 - our own worker
+        return answer.read().decode()
+
+
 def get_json(url: str) -> Any:
     with urllib.request.urlopen(url) as answer:  # noqa: S310 - our own worker
         assert answer.status == 200
@@ -561,6 +566,8 @@ async def test_worker_serves_episodes_is_listed_and_drains(project: Path, bus_ur
         assert "worker/w1" in aworld_process("nodes", *bus, cwd=project).stdout
         health = await to_thread.run_sync(get_json, f"http://127.0.0.1:{port}/healthz")
         assert (health["status"], health["worker"]) == ("ok", "w1")
+        metrics = await to_thread.run_sync(get_text, f"http://127.0.0.1:{port}/metrics")
+        assert 'aworld_episodes_finished_total{reason="answered"} 1.0' in metrics.splitlines()
         nowhere = aworld_process("verify", "--log", "nope", *bus, cwd=project)
         assert nowhere.returncode == 2
         assert "no log begins with 'nope'" in nowhere.stderr

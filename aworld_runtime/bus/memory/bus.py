@@ -14,6 +14,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 from pydantic import JsonValue
 
+from aworld_runtime import telemetry
 from aworld_runtime.bus.base import (
     LEASE_S,
     RETIRED_S,
@@ -74,6 +75,7 @@ class MemoryBus:
         entry = self._log(log)
         if expected_seq != entry.last and not entry.may_begin_at(expected_seq, events):
             if not entry.holds(expected_seq, events):
+                telemetry.FENCED.add()
                 raise Fenced(
                     f"append to log {log!r} after seq {expected_seq} refused: its last seq is {entry.last}, so another"
                     " owner appended; drop the work"
@@ -81,6 +83,7 @@ class MemoryBus:
         elif events:
             last = entry.add(expected_seq, events)
             self._feed.add(log, expected_seq + 1, last)
+            telemetry.APPENDED.add(len(events))
         for mail in acks:
             entry.acknowledge(mail)
         return expected_seq + len(events)
@@ -148,6 +151,7 @@ class MemoryBus:
         await self._let_others_run()
         for event in events:
             self._mail(log, on_its_way(event))
+        telemetry.MAILED.add(len(events))
 
     @asynccontextmanager
     async def mailbox(
@@ -170,6 +174,7 @@ class MemoryBus:
                 place.add_later(work, delay_s)
             else:
                 place.add(work)
+        telemetry.PUT.add(len(events))
 
     @asynccontextmanager
     async def consume(
@@ -216,6 +221,7 @@ class MemoryBus:
         await self._let_others_run()
         if request.episode_id is not None:
             self._mail(episode_log(request.episode_id), on_its_way(answer))
+            telemetry.MAILED.add()
         elif (waiting := self._replies.get(request.id)) and waiting.answer is None:
             waiting.answer = on_its_way(answer)
             waiting.changed.notify_all()

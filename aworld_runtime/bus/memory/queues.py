@@ -10,6 +10,7 @@ from itertools import count
 
 import anyio
 
+from aworld_runtime import telemetry
 from aworld_runtime.bus.base import MAX_DELIVERIES, DeadLetter, Delivery, Standing
 from aworld_runtime.bus.memory.signal import Signal
 from aworld_runtime.errors import BusUnavailableError
@@ -67,6 +68,7 @@ class Queue:
         self.unsettled -= 1
         letter = DeadLetter(new_id(), self.name, work.event, reason, work.deliveries)
         self.dead[letter.id] = letter
+        telemetry.DEAD.add()
 
     def promote_due(self) -> float | None:
         """Make ready what is due; seconds until the next is."""
@@ -79,6 +81,7 @@ class Queue:
             if lease is None:
                 self._make_ready(work)
             elif work.holder is lease:
+                telemetry.LOST_LEASES.add()
                 self.put_back(work)
         return None
 
@@ -107,6 +110,7 @@ class MemoryConsumer:
         self._abandoned = False
         self._closed = False
         self._let_others_run = let_others_run
+        telemetry.HELD.watch(self, MemoryConsumer.unsettled, queue.name)
 
     async def take(self) -> MemoryDelivery:
         await self._let_others_run()
@@ -139,6 +143,9 @@ class MemoryConsumer:
         for delivery in deliveries:
             await delivery.ack()
 
+    def unsettled(self) -> int:
+        return len(self.held)
+
     def abandon(self) -> None:
         self._abandoned = True
         for delivery in self.held:
@@ -158,6 +165,7 @@ class MemoryConsumer:
         work.deliveries += 1
         work.holder = delivery = MemoryDelivery(self, work)
         self.held[delivery] = None
+        telemetry.DELIVERED.add()
         return delivery
 
 
@@ -193,6 +201,7 @@ class MemoryDelivery:
         if self._settle():
             self.work.settled = True
             self._consumer.queue.unsettled -= 1
+            telemetry.ACKED.add()
 
     async def retry(self, after_s: float, reason: str) -> None:
         if not self._settle():
@@ -202,6 +211,7 @@ class MemoryDelivery:
             self._consumer.queue.give_up(self.work, reason)
         else:
             self._consumer.queue.delay(self.work, after_s)
+            telemetry.RETRIED.add()
 
     async def dead_letter(self, reason: str) -> None:
         if self._settle():

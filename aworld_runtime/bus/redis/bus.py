@@ -16,6 +16,7 @@ import anyio
 from anyio.abc import TaskGroup
 from pydantic import JsonValue
 
+from aworld_runtime import telemetry
 from aworld_runtime.bus.base import (
     LEASE_S,
     RETIRED_S,
@@ -107,6 +108,7 @@ class RedisBus:
     async def append(
         self, log: str, expected_seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()
     ) -> int:
+        began = time.perf_counter()
         last = await scripts.append(
             self._link,
             self._keys.log(log),
@@ -116,11 +118,12 @@ class RedisBus:
             fork=_forks_at(expected_seq, events),
             acks=acks,
         )
-        if last >= 0:
-            return last
-        if await self._stands(log, expected_seq, events):
-            return expected_seq + len(events)
-        raise Fenced(_refusal(log, expected_seq, -1 - last))
+        telemetry.APPEND_SECONDS.observe(time.perf_counter() - began)
+        if last < 0 and not await self._stands(log, expected_seq, events):
+            telemetry.FENCED.add()
+            raise Fenced(_refusal(log, expected_seq, -1 - last))
+        telemetry.APPENDED.add(len(events))
+        return expected_seq + len(events)
 
     async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]:
         key = self._keys.log(log).log
@@ -207,6 +210,7 @@ class RedisBus:
             bodies[lane_of(event)].append(self._registry.encode(event))
         keys = self._keys.log(log)
         await scripts.send_mail(self._link, keys, bodies["data"], bodies["control"])
+        telemetry.MAILED.add(len(events))
 
     @asynccontextmanager
     async def mailbox(
@@ -226,9 +230,10 @@ class RedisBus:
         delay_s = 0.0 if at is None else (at - datetime.now(UTC)).total_seconds()
         if delay_s <= 0:
             await scripts.put(self._link, keys, bodies)
-            return
-        await scripts.delay(self._link, keys, bodies, round(delay_s * 1000))
-        self._timers.set(keys, delay_s)
+        else:
+            await scripts.delay(self._link, keys, bodies, round(delay_s * 1000))
+            self._timers.set(keys, delay_s)
+        telemetry.PUT.add(len(events))
 
     @asynccontextmanager
     async def consume(
@@ -377,6 +382,7 @@ class RedisBus:
     async def _bury_mail(self, log: str, stream: bytes, entry: Entry, reason: str) -> None:
         dead = self._keys.queue(DEAD_MAIL).dead
         await scripts.bury_mail(self._link, stream, dead, entry, log=log, reason=reason)
+        telemetry.DEAD.add()
 
     def _event(self, entry: Entry) -> Event:
         entry_id, fields = entry

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from aworld_runtime import telemetry
 from aworld_runtime.bus.base import MAX_DELIVERIES, Delivery, Standing
 from aworld_runtime.bus.redis import scripts
 from aworld_runtime.bus.redis.heartbeat import Heartbeat, Lease
@@ -122,6 +123,8 @@ class RedisDelivery:
                     consumer.services.link, consumer.keys, self._held(), delay_ms
                 )
                 self.lost = not done
+                telemetry.RETRIED.add(done)
+                telemetry.LOST_LEASES.add(not done)
                 if delay_ms:
                     consumer.services.timers.set(consumer.keys, delay_ms / 1000)
             finally:
@@ -135,6 +138,8 @@ class RedisDelivery:
                     consumer.services.link, consumer.keys, self._held(), reason
                 )
                 self.lost = not done
+                telemetry.DEAD.add(done)
+                telemetry.LOST_LEASES.add(not done)
             finally:
                 consumer.freed()
 
@@ -179,6 +184,7 @@ class RedisConsumer:
         self._next_due_s = BLOCK_S
         self._lease = Lease(keys.work, name, lease_s, self._held)
         self._scope = anyio.CancelScope(shield=True)
+        telemetry.HELD.watch(self, RedisConsumer.unsettled, queue)
 
     # for the caller
 
@@ -197,6 +203,7 @@ class RedisConsumer:
             while len(taken) < at_most and (delivery := self._pop()):
                 taken.append(delivery)
             if taken:
+                telemetry.DELIVERED.add(len(taken))
                 return taken
             await self._wait(at_most)
 
@@ -206,8 +213,11 @@ class RedisConsumer:
         try:
             for begin in range(0, len(ids), ACK_BATCH):
                 batch = ids[begin : begin + ACK_BATCH]
-                for lost in await scripts.ack(self.services.link, self.keys, self.name, batch):
+                losses = await scripts.ack(self.services.link, self.keys, self.name, batch)
+                for lost in losses:
                     ours[lost].lost = True
+                telemetry.ACKED.add(len(batch) - len(losses))
+                telemetry.LOST_LEASES.add(len(losses))
         finally:
             self.freed(len(ids))
 
@@ -235,6 +245,10 @@ class RedisConsumer:
             self._wake_takers(number)
         elif self._takers:
             self._wanted.set()
+
+    def unsettled(self) -> int:
+        """Deliveries that were taken and are not settled."""
+        return self._unsettled
 
     # for the bus
 
@@ -433,7 +447,7 @@ class RedisConsumer:
 
     async def _bury(self, held: Held, reason: str) -> None:
         try:
-            await scripts.bury(self.services.link, self.keys, held, reason)
+            telemetry.DEAD.add(await scripts.bury(self.services.link, self.keys, held, reason))
         except BusError as error:
             # It stays pending and is buried when its lease has run out.
             logger.warning("undecodable work on queue %r not buried yet: %s", self.queue, error)

@@ -18,6 +18,7 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
+from aworld_runtime import telemetry
 from aworld_runtime.bus.redis.scripts import RENEW
 from aworld_runtime.bus.redis.wire import Address
 
@@ -109,5 +110,6 @@ class Heartbeat:
             replies = cast("list[list[bytes]]", pipeline.execute(raise_on_error=True))
         for (lease, _), lost in zip(asked, replies, strict=True):
             for entry_id in lost:
-                if work := lease.held.get(entry_id):
+                if (work := lease.held.get(entry_id)) and not work.lost:
                     work.lost = True
+                    telemetry.LOST_LEASES.add()

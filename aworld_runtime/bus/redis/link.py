@@ -18,6 +18,7 @@ from typing import Protocol
 
 import anyio
 
+from aworld_runtime import telemetry
 from aworld_runtime.bus.redis.wire import (
     CONNECT_S,
     Address,
@@ -120,6 +121,8 @@ class ServerLink:
         self._called = asyncio.Event()
         self._wire: Wire | None = None
         self._open = False
+        telemetry.LINK_CALLS.watch(self, ServerLink.waiting_calls)
+        telemetry.LINK_BYTES.watch(self, ServerLink.waiting_bytes)
 
     async def connect(self, patience_s: float = CONNECT_S) -> None:
         """The first connection; `Unreachable` says why there is none."""
@@ -159,6 +162,12 @@ class ServerLink:
     ) -> asyncio.Future[Reply]:
         return self._send(script, keys, arguments, urgent=urgent)
 
+    def waiting_calls(self) -> int:
+        return len(self._waiting)
+
+    def waiting_bytes(self) -> int:
+        return sum(len(part) for call in self._waiting for part in call.arguments)
+
     async def run(self) -> None:
         """Serve the callers until cancelled."""
         pause_s = FIRST_PAUSE_S
@@ -169,6 +178,7 @@ class ServerLink:
             try:
                 if self._wire is None:
                     self._wire = await self._dial(self._patience())
+                    telemetry.RECONNECTS.add()
                 again = await self._serve(self._wire, self._take_batch())
             except (Unreachable, ConfigError) as error:
                 self._wire = None
