@@ -143,6 +143,7 @@ class EpisodeResumed(EventData):
 
     type = "episode.resumed"
     control = True
+    reason: str = ""
 
 
 class SubscriptionChanged(EventData):

@@ -14,6 +14,7 @@ from aworld_runtime.events import (
     EpisodeFinished,
     EpisodePaused,
     EpisodeRequested,
+    EpisodeResumed,
     EpisodeTakenOver,
     Event,
     EventData,
@@ -42,8 +43,8 @@ def _said(data: EventData) -> str:  # noqa: C901, PLR0911, PLR0912 - one line pe
     match data:
         case EpisodeRequested(task=task, program=program):
             return f"{task.prompt!r} for {program}"
-        case EpisodePaused(reason=reason) | EpisodeCancelled(reason=reason):
-            return reason
+        case EpisodePaused() | EpisodeResumed() | EpisodeCancelled():
+            return data.reason
         case EpisodeClaimed(worker=worker) | EpisodeTakenOver(worker=worker):
             return f"by worker {worker}"
         case MessagePosted(content=content):

@@ -30,6 +30,7 @@ from aworld_runtime.cli.replay import side_by_side
 from aworld_runtime.cli.verdict import judge
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.events import (
+    EpisodeCancelled,
     EpisodeRequested,
     EvaluationFinished,
     Event,
@@ -151,6 +152,7 @@ def test_version_names_the_code(capsys: pytest.CaptureFixture[str]) -> None:
         (["log", "last"], "nothing has run here yet"),
         (["nodes"], "memory://' is inside one process"),
         (["worker"], "memory://' is inside one process"),
+        (["cancel", "last"], "memory://' is inside one process"),
         (["worker", "--slots", "0"], "--slots 0: expected 1 or more"),
         (["replay", "x", "--all"], "one of them"),
         (["replay", "--all", "--limit", "0"], "--limit 0: expected 1 or more"),
@@ -602,6 +604,62 @@ async def test_second_signal_ends_a_worker_at_once(project: Path, bus_url: str) 
 
 async def is_busy(runtime: Runtime, name: str) -> bool:
     return any(node.name == name and node.load > 0 for node in await runtime.bus.nodes())
+
+
+async def test_episodes_are_paused_resumed_and_cancelled_by_hand(
+    aworld: Aworld, project: Path, bus_url: str
+) -> None:
+    (project / "slow.py").write_text(
+        "from aworld_runtime import Agent\n"
+        "from aworld_runtime.models.scripted import ScriptedModel\n"
+        "agent = Agent(llm=ScriptedModel('late', delay_s=60, repeat_last=True))\n"
+    )
+    bus, store = f"{bus_url}?namespace=control", f"sqlite:///{project}/s.db"
+
+    async def call(*arguments: str) -> Done:
+        return await to_thread.run_sync(aworld, *arguments, "--bus", bus, "--store", store)
+
+    async with Runtime(bus=bus, store=store) as runtime:
+        one, other = [await runtime.submit("slow:agent", "q") for _ in range(2)]
+
+        async def both_run() -> bool:
+            return len(await runtime.store.episodes(run_id=runtime.run_id)) == 2
+
+        await wait_until(both_run, 10, "both episodes are in the store")
+        paused = await call("pause", runtime.run_id, "--reason", "a look")
+        assert paused.returncode == 0
+        assert sorted(paused.stdout.splitlines()) == sorted([f"{one}  paused", f"{other}  paused"])
+        assert (await call("resume", one[:-1])).stdout == f"{one}  resumed\n"
+        cancelled = await call("cancel", one, "--json")
+        assert json.loads(cancelled.stdout) == {"episode": one, "outcome": "cancelled"}
+        assert (await runtime.result(one)).error == "cancelled by hand"
+        again = await call("cancel", one)
+        assert (again.returncode, again.stderr) == (
+            2,
+            f"aworld: error: {one!r} has finished (cancelled)\n",
+        )
+        assert (await call("cancel", runtime.run_id)).stdout == f"{other}  cancelled\n"
+        assert (await runtime.result(other)).reason == "cancelled"
+        nobody = await call("pause", "nope")
+        assert (nobody.returncode, "no episode 'nope'" in nobody.stderr) == (2, True)
+
+
+async def test_an_episode_without_an_owner_hears_later_that_it_is_cancelled(
+    aworld: Aworld, bus_url: str
+) -> None:
+    async with open_bus(bus_url) as bus:
+        asked = EpisodeRequested(task=Task(id="t", prompt="q"), program="mine:dice")
+        await bus.append(
+            episode_log("alone"), 0, [Event.of(asked, source="runtime/r", episode_id="alone")]
+        )
+        told = await to_thread.run_sync(
+            aworld, "cancel", "alone", "--bus", bus_url, "--wait", "0.1"
+        )
+        assert (told.returncode, told.stdout) == (1, "alone  not cancelled yet\n")
+        async with bus.mailbox(episode_log("alone")) as box:
+            (mail,) = await anext(box)
+        assert mail.event.data == EpisodeCancelled(reason="cancelled by hand")
+        await bus.unlink(episode_log("alone"))
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ SAMPLES: tuple[EventData, ...] = (
     EpisodeFinished(answer="85", reason="failed", error="ToolError: no"),
     EpisodeCancelled(reason="asked to"),
     EpisodePaused(reason="a look at it"),
-    EpisodeResumed(),
+    EpisodeResumed(reason="it looks fine"),
     SubscriptionChanged(subscriptions={"verifier": ("answer.", "reward.")}),
     MessagePosted(content="What is 47 + 38? €"),
     ModelRequested(
