@@ -243,6 +243,33 @@ async def test_a_full_server_refuses_events_and_serves_reads_and_acks(tmp_path: 
         assert await bus.backlog("queue") == 0
 
 
+async def test_a_consumer_that_joins_a_full_server_waits_for_room_and_says_so_once(
+    server: PrivateServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_bus(server.url) as bus, Redis.from_url(server.url) as admin:
+
+        async def count(fact: str) -> int:
+            return int((await admin.info("stats"))[fact])
+
+        await admin.config_set("maxmemory", 1)
+        async with bus.consume("queue", consumer="c") as consumer, anyio.create_task_group() as tg:
+            taken: list[Event] = []
+
+            async def take() -> None:
+                taken.append((await consumer.take()).event)
+
+            tg.start_soon(take)
+            await wait_until(lambda: "waits until the bus has room" in caplog.text)
+            before = await count("total_connections_received"), await count("total_error_replies")
+            await anyio.sleep(1.0)
+            assert await count("total_connections_received") - before[0] <= 1
+            assert await count("total_error_replies") - before[1] < 30
+            await admin.config_set("maxmemory", 0)
+            await bus.put("queue", note("work"))
+            await wait_until(lambda: bool(taken), description="the work")
+    assert len([r for r in caplog.records if "queue 'queue'" in r.getMessage()]) <= 2
+
+
 async def test_cut_connections_neither_lose_nor_double_an_append(server: PrivateServer) -> None:
     total = 200
     done = anyio.Event()

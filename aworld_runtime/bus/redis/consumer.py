@@ -26,7 +26,7 @@ from aworld_runtime.bus.base import MAX_DELIVERIES, Delivery, Standing
 from aworld_runtime.bus.redis import scripts
 from aworld_runtime.bus.redis.heartbeat import Heartbeat, Lease
 from aworld_runtime.bus.redis.keys import QueueKeys
-from aworld_runtime.bus.redis.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link
+from aworld_runtime.bus.redis.link import FIRST_PAUSE_S, FULL, LONGEST_PAUSE_S, Link
 from aworld_runtime.bus.redis.scripts import BODY, DELIVERIES, FAILURES, Held
 from aworld_runtime.bus.redis.timers import Timers
 from aworld_runtime.bus.redis.wire import (
@@ -182,6 +182,8 @@ class RedisConsumer:
         self._filled_at = 0.0
         self._next_tending = 0.0
         self._next_due_s = BLOCK_S
+        self._refused_s = 0.0
+        """How long it has waited last because the server is full."""
         self._lease = Lease(keys.work, name, lease_s, self._held)
         self._scope = anyio.CancelScope(shield=True)
         telemetry.HELD.watch(self, RedisConsumer.unsettled, queue)
@@ -413,14 +415,28 @@ class RedisConsumer:
         )
         errors = [reply for reply in replies if isinstance(reply, ReplyError)]
         if not errors:
+            self._refused_s = 0.0
             return replies
-        if any(error.code == "NOGROUP" for error in errors):
+        if other := [error for error in errors if error.code not in {"NOGROUP", *FULL}]:
+            self._wire.drop()
+            raise Unreachable(str(other[0]))
+        refused = next((error for error in errors if error.code in FULL), None)
+        if refused is None:
             # The server came back empty, or somebody deleted the queue: it begins anew.
-            logger.warning("queue %r is gone from the server; it begins anew", self.queue)
-            await self._wire.exchange(pack([scripts.join_command(self.keys)]), 1)
-            return [None if isinstance(reply, ReplyError) else reply for reply in replies]
-        self._wire.drop()
-        raise Unreachable(str(errors[0]))
+            if not self._refused_s:
+                logger.warning("queue %r is gone from the server; it begins anew", self.queue)
+            (joined,) = await self._wire.exchange(pack([scripts.join_command(self.keys)]), 1)
+            refused = joined if isinstance(joined, ReplyError) else None
+        if refused is not None:
+            await self._wait_for_room(refused)
+        return [None if isinstance(reply, ReplyError) else reply for reply in replies]
+
+    async def _wait_for_room(self, refused: ReplyError) -> None:
+        """A full server serves what it has, but makes no queue and moves no delayed work: ask it less often."""
+        if not self._refused_s:
+            logger.warning("queue %r waits until the bus has room: %s", self.queue, refused)
+        self._refused_s = min(max(2 * self._refused_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        await anyio.sleep(self._refused_s)
 
     async def _receive(self, found: list[tuple[bytes, list[bytes], int]] | None) -> int:
         """Put what was read into the buffer and wake who waits for it."""
