@@ -28,15 +28,16 @@ from aworld_runtime.errors import (
     first_error,
 )
 from aworld_runtime.events import EpisodeRequested, Event, utc_now
-from aworld_runtime.messages import ModelSpec
-from aworld_runtime.models.base import ChatModel
-from aworld_runtime.models.client import NO_DEFAULTS, LLMClient, ModelDefaults, from_spec
+from aworld_runtime.models.client import NO_DEFAULTS, ModelDefaults
 from aworld_runtime.names import EPISODES_QUEUE, run_log
+from aworld_runtime.nodes.connections import Connections
 from aworld_runtime.nodes.node import Program, Runnable, load_program
 from aworld_runtime.nodes.owner import EpisodeOwner, bury, when_there_is_room
 
 logger = logging.getLogger(__name__)
 ANNOUNCE_EVERY_S = 1.0
+PROGRAMS_KEPT = 256
+"""Programs that stay loaded, each for other arguments."""
 
 
 class Worker:
@@ -65,8 +66,8 @@ class Worker:
         self._version = version
         self._queue = queue
         self._loaded: dict[str, Program] = {}
-        self._defaults = models
-        self._models: dict[ModelSpec | LLMClient, ChatModel] = {}
+        """The one used last stands last."""
+        self._connections = Connections(models)
         self._hosted: set[tuple[str, str]] = set()
         self._running = 0
         self._idle = anyio.Event()
@@ -158,20 +159,21 @@ class Worker:
         except AWorldError as error:
             logger.warning("episode %s can't run: %s", event.episode_id, error)
             refusal = f"{type(error).__name__}: {error}"
-        owner = EpisodeOwner(
-            bus=self._bus,
-            requested=event,
-            program=program,
-            worker=self.name,
-            connect=self._connect,
-            is_ours=lambda: not delivery.lost,
-        )
-        fenced = False
-        try:
-            # One that can't run here still ends, with the reason in its log: nobody waits for it in vain.
-            await owner.run(refusal=refusal)
-        except* Fenced:
-            fenced = True
+        async with self._connections.borrowed() as connect:
+            owner = EpisodeOwner(
+                bus=self._bus,
+                requested=event,
+                program=program,
+                worker=self.name,
+                connect=connect,
+                is_ours=lambda: not delivery.lost,
+            )
+            fenced = False
+            try:
+                # One that can't run here still ends, with the reason in its log: nobody waits for it in vain.
+                await owner.run(refusal=refusal)
+            except* Fenced:
+                fenced = True
         if fenced:
             logger.info("%s: taken over by another worker", owner.log)
         else:
@@ -200,27 +202,17 @@ class Worker:
     def _load(self, data: EpisodeRequested) -> Program:
         """The program of a request. What was imported is kept, since most episodes of a run share it."""
         key = f"{data.program} {data.model_dump_json(include={'arguments'})}"
-        program = self._loaded.get(key) or load_program(
+        program = self._loaded.pop(key, None) or load_program(
             data.program, data.arguments, self._programs
         )
         if data.program not in self._programs:
             self._loaded[key] = program
+            if len(self._loaded) > PROGRAMS_KEPT:
+                del self._loaded[next(iter(self._loaded))]
         self._hosted |= {("tool", tool) for tool in program.tool_names}
         if data.task.environment is not None:
             self._hosted.add(("environment", data.task.environment.rpartition(":")[2]))
         return program
-
-    def _connect(self, asked: ModelSpec | ChatModel) -> ChatModel:
-        """Connections are the worker's: they end with it, and with its event loop."""
-        if isinstance(asked, ModelSpec):
-            if asked not in self._models:
-                self._models[asked] = from_spec(asked, defaults=self._defaults)
-            return self._models[asked]
-        if isinstance(asked, LLMClient):
-            if asked not in self._models:
-                self._models[asked] = asked.connect(self._defaults)
-            return self._models[asked]
-        return asked
 
     async def _report(self, finished: Event) -> None:
         """Tell the run. At least once: the run knows episodes by their id."""
@@ -261,8 +253,7 @@ class Worker:
     async def _leave(self) -> None:
         for node in self._nodes():
             await self._bus.withdraw(node.name)
-        for model in self._models.values():
-            await model.aclose()
+        await self._connections.aclose()
 
 
 async def check_version(bus: Bus, version: str) -> None:
