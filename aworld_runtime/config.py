@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -38,9 +38,7 @@ class Settings(BaseSettings):
         try:
             return cls()
         except ValidationError as error:
-            fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            name = "_".join(str(part) for part in fault["loc"]).upper()
-            raise ConfigError(f"AWORLD_{name}: {fault['msg']}") from None
+            raise _named(error, "AWORLD_") from None
 
     @property
     def llm(self) -> ModelDefaults:
@@ -53,6 +51,27 @@ class Settings(BaseSettings):
         )
 
 
+class LogSettings(BaseSettings):
+    """How this process, and those it starts, write their log lines (`AWORLD_LOG_…`)."""
+
+    model_config = SettingsConfigDict(env_prefix="AWORLD_LOG_", frozen=True, extra="ignore")
+
+    format: Literal["text", "json"] | None = None
+    level: Literal["debug", "info", "warning", "error"] | None = None
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """Read the environment.
+
+        Raises:
+            ConfigError: a wrong value; names the variable.
+        """
+        try:
+            return cls()
+        except ValidationError as error:
+            raise _named(error, "AWORLD_LOG_") from None
+
+
 class RankSettings(BaseSettings):
     """A learner rank's place, as torchrun says it; alone without one."""
 
@@ -62,3 +81,9 @@ class RankSettings(BaseSettings):
     world_size: int = 1
     master_addr: str = "127.0.0.1"
     master_port: int = 0
+
+
+def _named(error: ValidationError, prefix: str) -> ConfigError:
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    name = "_".join(str(part) for part in fault["loc"]).upper()
+    return ConfigError(f"{prefix}{name}: {fault['msg']}")

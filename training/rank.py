@@ -17,6 +17,7 @@ from pathlib import Path
 import anyio
 
 from aworld_runtime.bus.open import open_bus
+from aworld_runtime.cli.logs import set_up_logging
 from aworld_runtime.config import RankSettings
 from aworld_runtime.errors import SamplerError, TrainingError, UsageError
 from aworld_runtime.messages import ModelSpec
@@ -202,9 +203,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     folder = RunFolder.open(parser.parse_args().folder)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    set_up_logging(usual_level="info")
     place = RankSettings()
     init = f"tcp://{place.master_addr}:{place.master_port}"
     joined = join_ranks(rank=place.rank, world_size=place.world_size, init_method=init)

@@ -6,7 +6,8 @@
     130  Ctrl-C, SIGTERM, SIGHUP
 
 A command is a module with `add_arguments(parser)` and a function of the parsed arguments; it is imported when it is
-chosen. `--help` imports none of them.
+chosen. `--help` imports none of them. `LOG_LEVEL` of the module, if there is one, is the level of its logs where nobody
+says another.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
+from aworld_runtime.cli.logs import add_logging, set_up_logging
 from aworld_runtime.errors import (
     AWorldError,
     BusUnavailableError,
@@ -116,7 +118,11 @@ def _run(arguments: list[str]) -> int:
     module = importlib.import_module(module_name)
     parser = argparse.ArgumentParser(prog=f"aworld {name}")
     module.add_arguments(parser)
-    return getattr(module, function)(parser.parse_args(arguments[1:]))
+    add_logging(parser)
+    parsed = parser.parse_args(arguments[1:])
+    usual_level: str | None = getattr(module, "LOG_LEVEL", None)
+    set_up_logging(parsed.log_format, parsed.log_level, usual_level=usual_level)
+    return getattr(module, function)(parsed)
 
 
 def _find(name: str) -> Command:

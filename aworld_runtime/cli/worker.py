@@ -7,7 +7,6 @@ once more       ──▶ leave now; others take the episodes over
 from __future__ import annotations
 
 import argparse
-import logging
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
     from aworld_runtime.nodes.worker import Worker
     from aworld_runtime.tools.base import BaseTool
+
+LOG_LEVEL = "info"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.slots < 1:
         raise UsageError(f"--slots {arguments.slots}: expected 1 or more")
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
     import_from_here()
     return run_async(_serve, arguments)
 

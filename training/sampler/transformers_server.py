@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from aworld_runtime.cli.logs import set_up_logging
+
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line, before anything heavy is imported."""
@@ -30,9 +32,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve until stopped."""
     options = parse(arguments)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    set_up_logging(usual_level="info")
 
     import torch
     import uvicorn
