@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from anyio.lowlevel import checkpoint
 import pytest
+from anyio.lowlevel import checkpoint
 
 from aworld_runtime import telemetry
 from aworld_runtime.cli.logs import JsonLines, TextLines
