@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal, Protocol, Self, TypeAlias
 
 from pydantic import JsonValue
@@ -121,7 +121,7 @@ class Consumer(Protocol):
     async def take(self) -> Delivery:
         """The next delivery; waits for one. Safe to cancel: nothing is stranded.
 
-        Undecodable events never arrive here: they go to the dead letters.
+        Undecodable events, and those whose deadline has passed, never arrive here: they go to the dead letters.
         """
         ...
 
@@ -159,6 +159,23 @@ def lane_of(event: Event) -> Lane:
     return "control" if event.data.control else "data"
 
 
+def due_within(event: Event, seconds: float, now: datetime) -> Event:
+    """`event` with a deadline so soon, unless its own is sooner."""
+    deadline = now + timedelta(seconds=seconds)
+    if event.deadline is not None and too_late(event, deadline):
+        return event
+    return event.model_copy(update={"deadline": deadline})
+
+
+def too_late(event: Event, now: datetime) -> str | None:
+    """Why nobody need work on it any more; None while somebody may wait for it."""
+    deadline = event.deadline
+    if deadline is None:
+        return None
+    deadline = deadline if deadline.tzinfo else deadline.replace(tzinfo=UTC)
+    return f"deadline {deadline.isoformat()} has passed" if deadline <= now else None
+
+
 class Bus(Protocol):
     """See the module docstring. All methods raise `BusUnavailableError` when the server stays away past a deadline.
 
@@ -170,6 +187,10 @@ class Bus(Protocol):
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *exc: object) -> None: ...
+
+    def now(self) -> datetime:
+        """The time by the clock that all clients of this bus share. Deadlines are judged by it, so set them by it."""
+        ...
 
     # logs
     async def append(
@@ -255,9 +276,18 @@ class Bus(Protocol):
         ...
 
     def consume(
-        self, queue: str, *, consumer: str, credit: int = 1, lease_s: float = LEASE_S
+        self,
+        queue: str,
+        *,
+        consumer: str,
+        credit: int = 1,
+        lease_s: float = LEASE_S,
+        past_deadline: bool = False,
     ) -> AbstractAsyncContextManager[Consumer]:
-        """Join the queue's consumer group. At most `credit` unsettled deliveries are held at once."""
+        """Join the queue's consumer group. At most `credit` unsettled deliveries are held at once.
+
+        With `past_deadline` it also gets what is too late: for who has to tell somebody of that.
+        """
         ...
 
     async def backlog(self, queue: str) -> int:
@@ -274,7 +304,8 @@ class Bus(Protocol):
         ...
 
     async def request(self, queue: str, event: Event, *, timeout_s: float) -> Event:
-        """Put `event` on a queue and wait for its reply (whoever handles it calls `reply`).
+        """Put `event` on a queue and wait for its reply (whoever handles it calls `reply`). Its deadline is the end of the
+        wait, or its own where that is sooner.
 
         Raises:
             RequestTimeoutError: no reply in time.

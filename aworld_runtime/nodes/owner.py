@@ -25,7 +25,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aworld_runtime import telemetry
-from aworld_runtime.bus.base import Bus, Delivery, Mail, read_all
+from aworld_runtime.bus.base import Bus, Delivery, Mail, due_within, read_all
 from aworld_runtime.errors import BusFullError, EventError, Fenced, ToolError
 from aworld_runtime.events import (
     DeliveryDeadLettered,
@@ -497,7 +497,8 @@ class EpisodeOwner:
         """Send the call to the tool's queue; its answer comes by mail."""
         name = tool.get_schema().name
         answered = self._answered[called.id] = anyio.Event()
-        await self._send(partial(self._bus.put, tool_queue(name), called))
+        wanted = due_within(called, tool.timeout_s, self._bus.now())
+        await self._send(partial(self._bus.put, tool_queue(name), wanted))
         with anyio.move_on_after(tool.timeout_s):
             await answered.wait()
             return

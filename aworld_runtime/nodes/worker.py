@@ -82,7 +82,12 @@ class Worker:
         """
         try:
             async with (
-                self._bus.consume(self._queue, consumer=self.name, credit=self._slots) as consumer,
+                self._bus.consume(
+                    self._queue,
+                    consumer=self.name,
+                    credit=self._slots,
+                    past_deadline=True,  # that it is too late belongs into the episode's log
+                ) as consumer,
                 anyio.create_task_group() as tasks,
             ):
                 tasks.start_soon(self._announce)

@@ -6,6 +6,7 @@ Nothing here waits by luck: a test waits for what it expects, or for as long as 
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from datetime import timedelta
@@ -1021,6 +1022,36 @@ async def test_bytes_that_are_no_event_become_a_dead_letter_and_the_rest_flows(
     assert await bus.backlog("queue") == 0
 
 
+async def test_work_whose_deadline_has_passed_becomes_a_dead_letter_and_the_rest_flows(
+    bus: Bus,
+) -> None:
+    late = note("late").model_copy(update={"deadline": bus.now() - timedelta(seconds=1)})
+    early = note("early").model_copy(update={"deadline": bus.now() + timedelta(seconds=60)})
+    await bus.put("queue", late, early, note("whenever"), late)
+    async with bus.consume("queue", consumer="c", credit=4) as consumer:
+        taken = [await soon(consumer.take()) for _ in range(2)]
+        assert [text_of(delivery.event) for delivery in taken] == ["early", "whenever"]
+        assert await nothing_from(consumer.take())
+        await consumer.ack(taken)
+    letters = await bus.dead_letters("queue")
+    assert [text_of(letter.event) for letter in letters if letter.event] == ["late", "late"]
+    assert all(re.fullmatch("deadline .* has passed", letter.reason) for letter in letters)
+    assert await bus.backlog("queue") == 0
+
+
+async def test_who_wants_it_gets_what_is_too_late(bus: Bus) -> None:
+    late = note("late").model_copy(update={"deadline": bus.now() - timedelta(seconds=1)})
+    await bus.put("queue", late)
+    async with bus.consume("queue", consumer="c", past_deadline=True) as consumer:
+        assert text_of((await soon(consumer.take())).event) == "late"
+
+
+async def test_all_clients_share_a_clock(connect: Connect) -> None:
+    async with connect() as one, connect() as other:
+        assert abs(one.now() - other.now()) < timedelta(seconds=1)
+        assert abs(one.now() - utc_now()) < timedelta(seconds=5)
+
+
 async def test_delayed_work_comes_when_it_is_due(bus: Bus) -> None:
     await bus.put("queue", note("later"), at=utc_now() + timedelta(seconds=0.4))
     await bus.put("queue", note("past"), at=utc_now() - timedelta(seconds=1))
@@ -1169,6 +1200,24 @@ async def test_requests_at_the_same_time_get_each_its_own_reply(connect: Connect
         for _ in "abc":
             tg.start_soon(answer_one, server, "queue", "re:")
     assert replies == {text: f"re: {text}" for text in "abc"}
+
+
+async def test_nobody_works_for_a_caller_that_gave_up(bus: Bus) -> None:
+    with pytest.raises(RequestTimeoutError):
+        await bus.request("echo", note("hello?"), timeout_s=0.1)
+    async with bus.consume("echo", consumer="server") as consumer:
+        assert await nothing_from(consumer.take())
+    (letter,) = await bus.dead_letters("echo")
+    assert "has passed" in letter.reason
+
+
+async def test_a_request_keeps_its_own_deadline_where_that_is_sooner(bus: Bus) -> None:
+    asked = note("now or never")
+    passed = bus.now() - timedelta(seconds=1)
+    with pytest.raises(RequestTimeoutError):
+        await bus.request("echo", asked.model_copy(update={"deadline": passed}), timeout_s=0.1)
+    async with bus.consume("echo", consumer="server", past_deadline=True) as consumer:
+        assert (await soon(consumer.take())).event.deadline == passed
 
 
 async def test_a_request_without_reply_ends_at_its_deadline(bus: Bus) -> None:

@@ -18,6 +18,7 @@ from anyio.abc import SocketStream
 from redis.asyncio import Redis
 
 from aworld_runtime.bus import Bus, open_bus
+from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.link import BATCH_CALLS
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import (
@@ -540,6 +541,15 @@ async def test_a_worker_that_was_stopped_and_continued_is_fenced(
                 assert await bus.backlog("episodes") == 1
                 await delivery.ack()
                 assert await bus.backlog("episodes") == 0
+
+
+def test_the_shared_clock_is_the_servers_and_goes_on_by_itself() -> None:
+    clock = Clock()
+    in_1970 = (b"3600", b"500000")
+    clock.hear(in_1970)
+    first = clock.now()
+    assert 3600.5 <= first.timestamp() < 3610
+    assert clock.now() >= first
 
 
 async def test_control_mail_is_sent_before_calls_that_wait(server: PrivateServer) -> None:

@@ -23,6 +23,7 @@ from aworld_runtime.bus.base import (
     Lane,
     Mail,
     NodeInfo,
+    due_within,
 )
 from aworld_runtime.bus.memory.lanes import Listener
 from aworld_runtime.bus.memory.logs import Feed, FeedReader, Log, Mailbox, Tail
@@ -30,7 +31,7 @@ from aworld_runtime.bus.memory.queues import MemoryConsumer, Queue, Work
 from aworld_runtime.bus.memory.signal import Signal
 from aworld_runtime.bus.memory.weight import weight
 from aworld_runtime.errors import Fenced, NotFoundError, RequestTimeoutError
-from aworld_runtime.events import REFUSE_ABOVE, Event, Registry
+from aworld_runtime.events import REFUSE_ABOVE, Event, Registry, utc_now
 from aworld_runtime.names import episode_log
 
 WEIGH_ABOVE = REFUSE_ABOVE // 8
@@ -62,6 +63,9 @@ class MemoryBus:
 
     async def __aexit__(self, *exc: object) -> None:
         pass
+
+    def now(self) -> datetime:
+        return utc_now()
 
     # logs
 
@@ -178,9 +182,22 @@ class MemoryBus:
 
     @asynccontextmanager
     async def consume(
-        self, queue: str, *, consumer: str, credit: int = 1, lease_s: float = LEASE_S
+        self,
+        queue: str,
+        *,
+        consumer: str,
+        credit: int = 1,
+        lease_s: float = LEASE_S,
+        past_deadline: bool = False,
     ) -> AsyncGenerator[MemoryConsumer]:
-        place = MemoryConsumer(self._queue(queue), consumer, credit, lease_s, self._let_others_run)
+        place = MemoryConsumer(
+            self._queue(queue),
+            consumer,
+            credit,
+            lease_s,
+            self._let_others_run,
+            past_deadline=past_deadline,
+        )
         try:
             yield place
         finally:
@@ -205,7 +222,7 @@ class MemoryBus:
         reply = self._replies[event.id] = Reply()
         try:
             with anyio.move_on_after(timeout_s):
-                await self.put(queue, event)
+                await self.put(queue, due_within(event, timeout_s, self.now()))
                 while reply.answer is None:
                     await reply.changed.wait()
         finally:

@@ -11,10 +11,10 @@ from itertools import count
 import anyio
 
 from aworld_runtime import telemetry
-from aworld_runtime.bus.base import MAX_DELIVERIES, DeadLetter, Delivery, Standing
+from aworld_runtime.bus.base import MAX_DELIVERIES, DeadLetter, Delivery, Standing, too_late
 from aworld_runtime.bus.memory.signal import Signal
 from aworld_runtime.errors import BusUnavailableError
-from aworld_runtime.events import Event, new_id
+from aworld_runtime.events import Event, new_id, utc_now
 
 
 class Work:
@@ -58,6 +58,16 @@ class Queue:
         if self._delayed[0] is item:
             self.changed.notify_all()  # those who wait must wait less long now
 
+    def next(self, *, past_deadline: bool) -> Work | None:
+        """The oldest work that is ready; what is too late is given up on, unless it is wanted."""
+        while self.ready:
+            work = self.ready.popleft()
+            reason = None if past_deadline else too_late(work.event, utc_now())
+            if reason is None:
+                return work
+            self.give_up(work, reason)
+        return None
+
     def put_back(self, work: Work) -> None:
         """Ready again, before all younger work."""
         work.holder = None
@@ -100,6 +110,8 @@ class MemoryConsumer:
         credit: int,
         lease_s: float,
         let_others_run: Callable[[], Awaitable[None]],
+        *,
+        past_deadline: bool = False,
     ) -> None:
         self.queue = queue
         self.held: dict[MemoryDelivery, None] = {}
@@ -107,6 +119,7 @@ class MemoryConsumer:
         self._name = name
         self._credit = credit
         self._lease_s = lease_s
+        self._past_deadline = past_deadline
         self._abandoned = False
         self._closed = False
         self._let_others_run = let_others_run
@@ -127,16 +140,18 @@ class MemoryConsumer:
                 if queue.ready:
                     queue.changed.notify_one()  # if it was this one that was woken, another may take it
                 await self.freed.wait()
-            elif queue.ready:
-                return self._hold(queue.ready.popleft())
+            elif work := queue.next(past_deadline=self._past_deadline):
+                return self._hold(work)
             else:
                 await queue.changed.wait(wait_s)
 
     async def take_many(self, at_most: int) -> list[MemoryDelivery]:
         taken = [await self.take()]
-        ready = self.queue.ready
-        while ready and len(taken) < at_most and len(self.held) < self._credit:
-            taken.append(self._hold(ready.popleft()))
+        while len(taken) < at_most and len(self.held) < self._credit:
+            work = self.queue.next(past_deadline=self._past_deadline)
+            if work is None:
+                break
+            taken.append(self._hold(work))
         return taken
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:

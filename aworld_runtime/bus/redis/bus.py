@@ -25,9 +25,11 @@ from aworld_runtime.bus.base import (
     Lane,
     Mail,
     NodeInfo,
+    due_within,
     lane_of,
 )
 from aworld_runtime.bus.redis import scripts
+from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.consumer import RedisConsumer, Services
 from aworld_runtime.bus.redis.feed import FeedReader
 from aworld_runtime.bus.redis.follow import SWEEP_S, Follows
@@ -76,6 +78,7 @@ class RedisBus:
         self._hints = Hints(self._address, self._reconnected)
         self._follows = Follows(self._link, self._hints)
         self._timers = Timers(self._link)
+        self._clock = Clock()
         self._heartbeat = Heartbeat(self._address)
         self._consumers: set[RedisConsumer] = set()
         self._tasks: TaskGroup | None = None
@@ -102,6 +105,9 @@ class RedisBus:
             with anyio.CancelScope(shield=True):
                 await self._link.close()
                 await anyio.to_thread.run_sync(self._heartbeat.stop)
+
+    def now(self) -> datetime:
+        return self._clock.now()
 
     # logs
 
@@ -237,15 +243,32 @@ class RedisBus:
 
     @asynccontextmanager
     async def consume(
-        self, queue: str, *, consumer: str, credit: int = 1, lease_s: float = LEASE_S
+        self,
+        queue: str,
+        *,
+        consumer: str,
+        credit: int = 1,
+        lease_s: float = LEASE_S,
+        past_deadline: bool = False,
     ) -> AsyncGenerator[RedisConsumer]:
         if self._tasks is None:
             raise BusUnavailableError(f"bus {self._address.url} is not open: use `async with`")
         services = Services(
-            self._link, self._timers, self._heartbeat, self._registry, self._address.outage_s
+            self._link,
+            self._timers,
+            self._heartbeat,
+            self._registry,
+            self._clock,
+            self._address.outage_s,
         )
         place = RedisConsumer(
-            services, queue, self._keys.queue(queue), name=consumer, credit=credit, lease_s=lease_s
+            services,
+            queue,
+            self._keys.queue(queue),
+            name=consumer,
+            credit=credit,
+            lease_s=lease_s,
+            past_deadline=past_deadline,
         )
         self._consumers.add(place)
         self._tasks.start_soon(place.run)
@@ -278,7 +301,7 @@ class RedisBus:
         with self._hints.hearing(key, waiting.hear) as confirmed:
             with anyio.move_on_after(timeout_s):
                 await self._hints.confirm(confirmed)
-                await self.put(queue, event)
+                await self.put(queue, due_within(event, timeout_s, self.now()))
                 while not await waiting.wait(SWEEP_S):
                     waiting.hear(await self._link.call(b"GET", key) or b"")
             if waiting.answer:
@@ -348,7 +371,10 @@ class RedisBus:
             ) from error
         try:
             with anyio.fail_after(CONNECT_S):
-                self._check(await self._link.ask_server())
+                facts = await self._link.ask_server()
+                self._check(facts)
+                if microseconds := facts.get("server_time_usec"):
+                    self._clock.hear(divmod(int(microseconds), 1_000_000))
         except (Unreachable, TimeoutError) as error:
             raise BusUnavailableError(f"no bus at {self._address.url} ({error})") from error
         except BaseException:

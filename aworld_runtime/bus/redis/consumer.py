@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import anyio
 
 from aworld_runtime import telemetry
-from aworld_runtime.bus.base import MAX_DELIVERIES, Delivery, Standing
+from aworld_runtime.bus.base import MAX_DELIVERIES, Delivery, Standing, too_late
 from aworld_runtime.bus.redis import scripts
+from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.heartbeat import Heartbeat, Lease
 from aworld_runtime.bus.redis.keys import QueueKeys
 from aworld_runtime.bus.redis.link import FIRST_PAUSE_S, FULL, LONGEST_PAUSE_S, Link
@@ -71,6 +72,7 @@ class Services:
     timers: Timers
     heartbeat: Heartbeat
     registry: Registry
+    clock: Clock
     outage_s: float
 
 
@@ -159,6 +161,7 @@ class RedisConsumer:
         name: str,
         credit: int,
         lease_s: float,
+        past_deadline: bool,
     ) -> None:
         self.services = services
         self.queue = queue
@@ -166,6 +169,7 @@ class RedisConsumer:
         self.name = name
         self._credit = credit
         self._lease_s = lease_s
+        self._past_deadline = past_deadline
         self._buffer: deque[RedisDelivery] = deque()
         self._held: dict[bytes, RedisDelivery] = {}
         self._unsettled = 0
@@ -393,7 +397,9 @@ class RedisConsumer:
     async def _tend(self, room: int) -> int:
         """Move delayed work that is due and take over expired leases; how many."""
         claim = scripts.claim_command(self.keys, self.name, round(self._lease_s * 1000), room)
-        due_ms, claimed = await self._exchange(scripts.promote_command(self.keys), claim)
+        promote = scripts.promote_command(self.keys)
+        due_ms, claimed, now = await self._exchange(promote, claim, (b"TIME",))
+        self.services.clock.hear(now)
         self._next_tending = time.monotonic() + TEND_S
         if isinstance(due_ms, int) and due_ms >= 0:
             self._next_tending = min(self._next_tending, time.monotonic() + due_ms / 1000)
@@ -454,6 +460,10 @@ class RedisConsumer:
                 held = Held(self.name, entry_id, count, failures)
                 await self._bury(held, f"{type(error).__name__}: {error}")
                 continue
+            reason = None if self._past_deadline else too_late(event, self.services.clock.now())
+            if reason is not None:
+                await self._bury(Held(self.name, entry_id, count, failures), reason)
+                continue
             self._buffer.append(RedisDelivery(self, entry_id, event, count, failures, now))
             fresh += 1
         if fresh:
@@ -466,7 +476,7 @@ class RedisConsumer:
             telemetry.DEAD.add(await scripts.bury(self.services.link, self.keys, held, reason))
         except BusError as error:
             # It stays pending and is buried when its lease has run out.
-            logger.warning("undecodable work on queue %r not buried yet: %s", self.queue, error)
+            logger.warning("dead work on queue %r not buried yet: %s", self.queue, error)
 
     async def _return_stale(self) -> None:
         stale: list[tuple[bytes, bool]] = []
