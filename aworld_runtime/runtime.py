@@ -37,7 +37,7 @@ from aworld_runtime.messages import Task
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
 from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.nodes.node import Runnable
-from aworld_runtime.nodes.owner import when_there_is_room
+from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.store.base import Store
 from aworld_runtime.store.open import open_store

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TypeVar
 
+import anyio
 from pydantic import JsonValue
 
 from aworld_runtime import Agent, BaseTool, Swarm
@@ -39,6 +40,23 @@ class Adder(BaseTool):
         assert isinstance(a, int)
         assert isinstance(b, int)
         return a + b
+
+
+class Gate(BaseTool):
+    """Answers once it is opened."""
+
+    def __init__(self, name: str = "gate") -> None:
+        self.name = name
+        self.reached = anyio.Event()
+        self.open = anyio.Event()
+
+    def get_schema(self) -> ToolSpec:
+        return ToolSpec(name=self.name)
+
+    async def run(self, **arguments: JsonValue) -> JsonValue:
+        self.reached.set()
+        await self.open.wait()
+        return "open"
 
 
 class ExactMatch:

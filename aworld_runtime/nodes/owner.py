@@ -52,9 +52,11 @@ from aworld_runtime.events import (
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.models.base import ChatModel
 from aworld_runtime.names import episode_log, tool_queue
+from aworld_runtime.nodes.claim import Claim
 from aworld_runtime.nodes.context import Context, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.pause import Pause, paused_s
+from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.tools.base import BaseTool, RemoteTool
 from aworld_runtime.tools.call import call, cut, is_cancelled, told
 
@@ -62,9 +64,6 @@ logger = logging.getLogger(__name__)
 
 MOST_DEATHS = 3
 """Owners that may die in an episode, one after another and at the same place, before it is given up."""
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 1.0
-"""Between two tries to send to a bus that is full."""
 
 T = TypeVar("T")
 
@@ -91,7 +90,8 @@ class Commit:
 class EpisodeOwner:
     """Runs one episode to its end.
 
-    `connect` gives the model that a spec or an agent's client stands for; `is_ours` says whether the claim on the episode still holds.
+    `connect` gives the model that a spec or an agent's client stands for; `delivery` is the claim, None where nobody
+    else can have it.
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class EpisodeOwner:
         program: Program,
         worker: str,
         connect: Callable[[ModelSpec | ChatModel], ChatModel],
-        is_ours: Callable[[], bool] = lambda: True,
+        delivery: Delivery | None = None,
     ) -> None:
         if not isinstance(requested.data, EpisodeRequested) or requested.episode_id is None:
             raise TypeError(f"an episode begins with episode.requested, not {requested.type}")
         self.log = episode_log(requested.episode_id)
         self.events: list[Event] = []
         self.connect = connect
-        self._is_ours = is_ours
+        self._claim = Claim(bus, self.log, requested, delivery)
         self._requested = requested
         self._request = requested.data
         self._bus = bus
@@ -139,7 +139,7 @@ class EpisodeOwner:
         `refusal` says why the episode can't run here: it is claimed only to end it with this reason.
 
         Raises:
-            Fenced: another worker took it over (perhaps in an exception group).
+            Fenced: another worker took it over, or will (perhaps in an exception group).
         """
         async with (
             self._bus.mailbox(self.log, "control") as control,
@@ -147,7 +147,7 @@ class EpisodeOwner:
             anyio.create_task_group() as tasks,
         ):
             self._tasks = tasks
-            await self._claim()
+            await self._begin()
             if not self._finished.is_set():
                 if refusal is not None:
                     self._spawn(self._finish, "failed", refusal)
@@ -160,6 +160,17 @@ class EpisodeOwner:
         if not isinstance(finished, EpisodeFinished):
             raise TypeError(f"{self.log} ended with {self.events[-1].type}")
         return finished
+
+    def look(self) -> None:
+        """See whether the log and the claim are still there, for the server is another than before. What is waiting for
+        a human, or for anything, would else not notice for as long as it waits.
+        """
+        if self._tasks is not None and self.events and not self._finished.is_set():
+            self._tasks.start_soon(self._look)
+
+    async def _look(self) -> None:
+        if not await self._claim.put_back(self.events):
+            await self._claim.check()
 
     async def commit(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
         """Append events and act on them. Who is cancelled while it waits has committed all the same.
@@ -214,26 +225,11 @@ class EpisodeOwner:
         try:
             last = await self._send(append)
         except Fenced:
-            if not await self._put_back():
+            if not await self._claim.put_back(self.events):
                 raise
             last = await self._send(append)
         for seq, event in enumerate(batch, last - len(batch) + 1):
             self._accept(event.at(seq))
-
-    async def _put_back(self) -> bool:
-        """Append again what the server lost, where it came back without its last writes; whether that was it.
-
-        The very same events: a store may have them already, and what they caused goes on.
-        """
-        there = [event.id for event in await read_all(self._bus, self.log)]
-        known = [event.id for event in self.events]
-        lost = len(known) - len(there)
-        if lost <= 0 or there != known[: len(there)] or not self._is_ours():
-            return False
-        logger.warning("%s: the bus lost its last %d events; they are put back", self.log, lost)
-        tail = self.events[len(there) :]
-        await self._send(partial(self._bus.append, self.log, len(there), tail))
-        return True
 
     async def _send(self, send: Callable[[], Awaitable[T]]) -> T:
         return await when_there_is_room(send, who=self.log)
@@ -246,7 +242,7 @@ class EpisodeOwner:
 
     # --- claim and recovery ----------------------------------------------------------------------------------------
 
-    async def _claim(self) -> None:
+    async def _begin(self) -> None:
         """Become the owner: begin the log, or take it over and rebuild what was going on."""
         while True:
             past = await read_all(self._bus, self.log)
@@ -268,7 +264,7 @@ class EpisodeOwner:
             try:
                 await self._send(partial(self._bus.append, self.log, len(past), opening))
             except Fenced:
-                if not self._is_ours():
+                if not await self._claim.put_back(past) and self._claim.lost:
                     raise
                 continue  # the former owner appended since we read, for the last time
             break
@@ -604,22 +600,6 @@ class EpisodeOwner:
             hops=cause.hops + 1,
             traceparent=requested.traceparent,
         )
-
-
-async def when_there_is_room(send: Callable[[], Awaitable[T]], *, who: str) -> T:
-    """Send to the bus; where it is full, the very same again until it isn't.
-
-    An episode's time goes on meanwhile: when it is up, what is left to send is the end.
-    """
-    pause_s = FIRST_PAUSE_S
-    while True:
-        try:
-            return await send()
-        except BusFullError as error:
-            if pause_s == FIRST_PAUSE_S:
-                logger.warning("%s waits until there is room: %s", who, error)
-        await anyio.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 async def bury(delivery: Delivery, reason: str) -> None:

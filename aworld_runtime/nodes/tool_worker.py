@@ -15,7 +15,8 @@ import anyio
 from aworld_runtime.bus.base import Bus, Consumer, Delivery, NodeInfo
 from aworld_runtime.events import ToolCalled, utc_now
 from aworld_runtime.names import tool_queue
-from aworld_runtime.nodes.owner import answer_call, bury, when_there_is_room
+from aworld_runtime.nodes.owner import answer_call, bury
+from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.tools.base import BaseTool
 
 ANNOUNCE_EVERY_S = 1.0

@@ -30,9 +30,11 @@ from aworld_runtime.errors import (
 from aworld_runtime.events import EpisodeRequested, Event, utc_now
 from aworld_runtime.models.client import NO_DEFAULTS, ModelDefaults
 from aworld_runtime.names import EPISODES_QUEUE, run_log
+from aworld_runtime.nodes.claim import restarts
 from aworld_runtime.nodes.connections import Connections
 from aworld_runtime.nodes.node import Program, Runnable, load_program
-from aworld_runtime.nodes.owner import EpisodeOwner, bury, when_there_is_room
+from aworld_runtime.nodes.owner import EpisodeOwner, bury
+from aworld_runtime.nodes.room import when_there_is_room
 
 logger = logging.getLogger(__name__)
 ANNOUNCE_EVERY_S = 1.0
@@ -69,6 +71,7 @@ class Worker:
         """The one used last stands last."""
         self._connections = Connections(models)
         self._hosted: set[tuple[str, str]] = set()
+        self._owners: set[EpisodeOwner] = set()
         self._running = 0
         self._idle = anyio.Event()
         self._draining = anyio.Event()
@@ -91,6 +94,7 @@ class Worker:
                 anyio.create_task_group() as tasks,
             ):
                 tasks.start_soon(self._announce)
+                tasks.start_soon(self._watch_server)
                 async with anyio.create_task_group() as taking:
                     taking.start_soon(self._stop_taking, taking)
                     while True:
@@ -171,16 +175,19 @@ class Worker:
                 program=program,
                 worker=self.name,
                 connect=connect,
-                is_ours=lambda: not delivery.lost,
+                delivery=delivery,
             )
-            fenced = False
+            fenced: list[BaseException] = []
+            self._owners.add(owner)
             try:
                 # One that can't run here still ends, with the reason in its log: nobody waits for it in vain.
                 await owner.run(refusal=refusal)
-            except* Fenced:
-                fenced = True
+            except* Fenced as group:
+                fenced.append(first_error(group))
+            finally:
+                self._owners.discard(owner)
         if fenced:
-            logger.info("%s: taken over by another worker", owner.log)
+            logger.info("%s goes to another worker: %s", owner.log, fenced[0])
         else:
             await self._report(owner.events[-1])
         # Also where it was taken over: either the claim is lost, and this gives its slot back, or the episode had been
@@ -224,6 +231,11 @@ class Worker:
         if finished.run_id is not None:
             report = partial(self._bus.send_mail, run_log(finished.run_id), finished)
             await when_there_is_room(report, who=f"worker {self.name}")
+
+    async def _watch_server(self) -> None:
+        async for _ in restarts(self._bus):
+            for owner in tuple(self._owners):
+                owner.look()
 
     async def _announce(self) -> None:
         while True:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from pydantic import JsonValue
 from redis.asyncio import Redis
 
 from aworld_runtime.agents import Agent
@@ -25,13 +24,13 @@ from aworld_runtime.events import (
     ToolCalled,
     ToolReturned,
 )
-from aworld_runtime.messages import Task, ToolCall, ToolSpec
+from aworld_runtime.messages import Task, ToolCall
 from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, tool_queue
 from aworld_runtime.nodes.tool_worker import ToolWorker
 from aworld_runtime.nodes.worker import Worker, check_version
 from aworld_runtime.runtime import Runtime
-from aworld_runtime.tools.base import BaseTool
+from tests.episodes import Gate
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.anyio
@@ -67,23 +66,6 @@ async def end_of(bus: Bus, episode: str) -> EpisodeFinished:
 
     await wait_until(ended, timeout=10, description=f"the end of {episode}")
     return found[0]
-
-
-class Gate(BaseTool):
-    """Answers once it is opened."""
-
-    def __init__(self, name: str = "gate") -> None:
-        self.name = name
-        self.reached = anyio.Event()
-        self.open = anyio.Event()
-
-    def get_schema(self) -> ToolSpec:
-        return ToolSpec(name=self.name)
-
-    async def run(self, **arguments: JsonValue) -> JsonValue:  # noqa: ARG002
-        self.reached.set()
-        await self.open.wait()
-        return "open"
 
 
 def gated_agent(gate: Gate) -> Agent:

@@ -178,12 +178,11 @@ class RedisBus:
         await scripts.retire(self._link, self._keys.log(log), round(keep_s * 1000))
 
     async def server_id(self) -> str:
-        feed_id, facts = (
-            await self.feed_id(),
-            await self._link.call(b"INFO", b"server", key=self._keys.feed_id),
-        )
+        key = self._keys.feed_id
+        facts = await self._link.call(b"INFO", b"server", key=key)
+        feed_id = await self._link.call(b"GET", key)
         run = re.search(rb"run_id:(\w+)", facts)
-        return f"{run[1].decode() if run else ''}/{feed_id}"
+        return f"{run[1].decode() if run else ''}/{(feed_id or b'').decode()}"
 
     # feed
 

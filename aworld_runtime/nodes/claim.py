@@ -1,0 +1,102 @@
+"""What an owner has in its hands: the claim in the queue, and the log as it knows it. Either may get lost with a server.
+
+    the log on the bus is a strict prefix of what the owner knows  ─▶ the rest is put back: the very same events
+    and the claim  is held  ─▶ the owner goes on
+                   is taken ─▶ it drops the work: another worker takes over what is there now
+                   is gone  ─▶ it queues the request again, and drops the work
+
+Acknowledged events are facts, so whoever knows them may put them back; to go on takes the claim.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from datetime import timedelta
+from functools import partial
+
+import anyio
+
+from aworld_runtime.bus.base import LEASE_S, Bus, Delivery
+from aworld_runtime.errors import Fenced
+from aworld_runtime.events import Event, utc_now
+from aworld_runtime.nodes.room import when_there_is_room
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Seconds between two looks at whether the server is still the same."""
+
+
+async def restarts(bus: Bus) -> AsyncGenerator[str]:
+    """The server's id, each time it has become another: what it kept may be gone, in part or altogether."""
+    known = await bus.server_id()
+    while True:
+        await anyio.sleep(LOOK_S)
+        if (now := await bus.server_id()) != known:
+            known = now
+            yield now
+
+
+class Claim:
+    """One owner's. `delivery` None: nobody else can have it."""
+
+    def __init__(self, bus: Bus, log: str, requested: Event, delivery: Delivery | None) -> None:
+        self._bus = bus
+        self._log = log
+        self._requested = requested
+        self._delivery = delivery
+        self._mending = anyio.Lock()
+
+    @property
+    def lost(self) -> bool:
+        """Known to be lost, without asking the server."""
+        return self._delivery is not None and self._delivery.lost
+
+    async def check(self) -> None:
+        """See whether it is still held.
+
+        Raises:
+            Fenced: it isn't. Where the server lost it, the request is queued again: a lease later, so that an owner who
+                knows more of the log puts that back first.
+        """
+        standing = "held" if self._delivery is None else await self._delivery.standing()
+        if standing == "held" or self._delivery is None:
+            return
+        if standing == "gone":
+            queue, later = self._delivery.queue, utc_now() + timedelta(seconds=LEASE_S)
+            put = partial(self._bus.put, queue, self._requested, at=later)
+            await when_there_is_room(put, who=self._log)
+            raise Fenced(f"the bus lost the claim on {self._log}; it is queued again")
+        raise Fenced(f"the claim on {self._log} has gone to another worker")
+
+    async def put_back(self, known: Sequence[Event]) -> bool:
+        """Append again what the server lost of the log; whether that was why an append was refused.
+
+        The very same events: a store may have them already, and what they caused goes on.
+
+        Raises:
+            Fenced: the events are there again, but the claim is not held; see `check`.
+        """
+        known = tuple(known)
+        async with self._mending:
+            there = await self._bus.last_seq(self._log)
+            if there >= len(known) or not await self._is_prefix(there, known):
+                return False
+            if there:
+                append = partial(self._bus.append, self._log, there, known[there:])
+            else:
+                append = partial(self._bus.restore, self._log, known)
+            await when_there_is_room(append, who=self._log)
+            logger.warning(
+                "%s: the bus lost its last %d events; they are put back",
+                self._log,
+                len(known) - there,
+            )
+        await self.check()
+        return True
+
+    async def _is_prefix(self, there: int, known: Sequence[Event]) -> bool:
+        """Whether the log on the bus, `there` events long, is what `known` begins with: its last event tells."""
+        last = await self._bus.read(self._log, there, limit=1) if there else ()
+        return not there or [event.id for event in last] == [known[there - 1].id]

@@ -1,0 +1,154 @@
+"""What a server that comes back without its data costs: nothing that its owners know, on real servers that die.
+
+The janitor's part, where the owners are gone too, is in test_janitor.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from aworld_runtime.agents import Agent
+from aworld_runtime.bus import Bus, open_bus
+from aworld_runtime.bus.base import read_all
+from aworld_runtime.bus.server import PrivateServer
+from aworld_runtime.errors import Fenced
+from aworld_runtime.events import (
+    EpisodeFinished,
+    EpisodeTakenOver,
+    Event,
+    ToolCalled,
+)
+from aworld_runtime.messages import ToolCall
+from aworld_runtime.models.scripted import ScriptedModel
+from aworld_runtime.names import EPISODES_QUEUE, episode_log
+from aworld_runtime.nodes.claim import Claim
+from aworld_runtime.nodes.worker import Worker
+from tests.episodes import Gate, of_kind, owner_of, request_episode
+from tests.faults import restart_empty
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[PrivateServer]:
+    """A server for one test, which may do to it what it likes."""
+    async with PrivateServer(tmp_path / "server") as server:
+        yield server
+
+
+def gated(*gates: Gate) -> Agent:
+    calls = [ToolCall(id=gate.name, name=gate.name) for gate in gates]
+    return Agent("gated", llm=ScriptedModel([*calls, "through"]), tools=list(gates))
+
+
+async def ended(bus: Bus, log: str) -> Sequence[Event]:
+    """The log, once its episode has ended."""
+    found: list[Event] = []
+
+    async def has_ended() -> bool:
+        found[:] = await read_all(bus, log)
+        return bool(of_kind(found, EpisodeFinished))
+
+    await wait_until(has_ended, timeout=15, description=f"the end of {log}")
+    return found
+
+
+def ids(events: Sequence[Event]) -> list[str]:
+    return [event.id for event in events]
+
+
+async def test_an_idle_owner_puts_back_all_that_a_server_lost_and_the_episode_is_taken_over(
+    server: PrivateServer,
+) -> None:
+    """Nothing happens in the episode, so no append of its own tells the owner."""
+    gate = Gate()
+    requested = request_episode()
+    log = episode_log(requested.episode_id or "")
+    async with open_bus(server.url) as bus, anyio.create_task_group() as tasks:
+        tasks.start_soon(Worker(bus, name="w", programs={"local:test": gated(gate)}).run)
+        await bus.put(EPISODES_QUEUE, requested)
+        await gate.reached.wait()
+        before = await read_all(bus, log)
+        await restart_empty(server)
+
+        async def is_back() -> bool:
+            return ids(await read_all(bus, log))[: len(before)] == ids(before)
+
+        await wait_until(is_back, timeout=10, description="the log put back")
+
+        async def is_taken_over() -> bool:
+            return bool(of_kind(await read_all(bus, log), EpisodeTakenOver))
+
+        await wait_until(is_taken_over, timeout=10, description="the takeover")
+        gate.open.set()
+        after = await ended(bus, log)
+        assert ids(after[: len(before)]) == ids(before)
+        assert len(of_kind(after, EpisodeTakenOver)) == 1
+        assert of_kind(after, EpisodeFinished)[0].answer == "through"
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_owner_that_appends_to_a_lost_log_loses_nothing(server: PrivateServer) -> None:
+    """Its next event is refused, then what the server lost is put back; another owner goes on."""
+    first, second = Gate("first"), Gate("second")
+    requested = request_episode()
+    log = episode_log(requested.episode_id or "")
+    async with open_bus(server.url) as bus, anyio.create_task_group() as tasks:
+        tasks.start_soon(Worker(bus, name="w", programs={"local:test": gated(first, second)}).run)
+        await bus.put(EPISODES_QUEUE, requested)
+        await first.reached.wait()
+        before = await read_all(bus, log)
+        await restart_empty(server)
+        first.open.set()
+        second.open.set()
+        after = await ended(bus, log)
+        assert ids(after[: len(before)]) == ids(before)
+        assert of_kind(after, EpisodeFinished)[0].answer == "through"
+        called = [e.call.id for e in of_kind(after, ToolCalled)]
+        assert called == ["first", "second"], "each once in the log"
+        tasks.cancel_scope.cancel()
+
+
+async def test_two_owners_of_one_lost_log_put_back_what_each_knows(server: PrivateServer) -> None:
+    """One was stopped and taken over: it knows the beginning, the other all."""
+    async with open_bus(server.url) as bus:
+        requested = request_episode()
+        log = episode_log(requested.episode_id or "")
+        old = [requested, Event.of(EpisodeTakenOver(worker="w1"), source="worker/w1")]
+        new = [Event.of(EpisodeTakenOver(worker="w2"), source="worker/w2")]
+        await bus.append(log, await bus.append(log, 0, old), new)
+        everything = await read_all(bus, log)
+        await bus.put("claims", requested)
+        async with bus.consume("claims", consumer="c", credit=2) as consumer:
+            delivery = await consumer.take()
+            await restart_empty(server)
+            for known in (everything[:2], everything):
+                claim = Claim(bus, log, requested, delivery)
+                with pytest.raises(Fenced, match="queued again"):
+                    await claim.put_back(known)
+            assert ids(await read_all(bus, log)) == ids(everything)
+            assert not await claim.put_back(everything[:2])
+            assert await bus.backlog("claims")
+
+
+async def test_a_zombie_of_a_retired_log_is_refused(server: PrivateServer) -> None:
+    async with open_bus(server.url) as bus:
+        requested = request_episode()
+        gate = Gate()
+        owner = owner_of(bus, requested, gated(gate).program())
+        taken = Event.of(EpisodeTakenOver(worker="w2"), source="worker/w2")
+        end = Event.of(EpisodeFinished(answer="done"), source="worker/w2")
+        with pytest.RaisesGroup(Fenced, flatten_subgroups=True):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(owner.run)
+                await gate.reached.wait()
+                await bus.append(owner.log, len(owner.events), [taken, end])
+                await bus.unlink(owner.log)
+                gate.open.set()
+        assert ids(await read_all(bus, owner.log)) == [end.id]
+        assert await bus.last_seq(owner.log) == len(owner.events) + 2
