@@ -15,7 +15,8 @@ prints them in one line and exits with code 2.
     │   └── PayloadTooLargeError
     ├── BusError
     │   ├── BusUnavailableError    no server, or it went away
-    │   ├── BusFullError           the server refuses publishers
+    │   ├── BusFullError           it refuses publishers
+    │   │   └── QueueFullError     one queue or mailbox does
     │   ├── Fenced                 another owner appended: drop the work
     │   ├── RequestTimeoutError    no reply before the deadline
     │   └── WorkerRefusedError     a worker of another code version
@@ -97,7 +98,14 @@ class BusUnavailableError(BusError):
 
 
 class BusFullError(BusError):
-    """The server refuses new events (out of memory or disk); reads and acks go on."""
+    """The bus refuses new events (no memory or disk, or too much waits to be sent); reads and acks go on.
+
+    Sending again later may succeed.
+    """
+
+
+class QueueFullError(BusFullError):
+    """A queue or a mailbox holds as much as it may; names it, its length and its limit."""
 
 
 class Fenced(BusError):

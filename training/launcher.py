@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -34,6 +35,7 @@ from aworld_runtime.errors import AWorldError, Fenced, SamplerError, TrainingErr
 from aworld_runtime.events import Event, NodeJoined, NodeLeft, RunFinished, utc_now
 from aworld_runtime.names import run_log
 from aworld_runtime.nodes.archiver import Archiver
+from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.processes import ChildProcess, spawn
 from aworld_runtime.store.open import open_store
 from aworld_runtime.training.log_of_run import expect_in_store, expect_on_bus, follow
@@ -51,6 +53,8 @@ STOP_GRACE_S = 2.0
 LAST_WORDS = 12
 """Lines of a log."""
 ANNOUNCE_EVERY_S = 1.0
+ROOM_S = 10.0
+"""How long a part that joins or leaves is kept waiting for a bus that is full."""
 DRAIN_S = 60.0
 DRAIN_FAILED_S = 10.0
 """For the end of a run that has stopped."""
@@ -279,7 +283,9 @@ class Launcher:
         """Into the run's log, by way of its owner."""
         run_id = self._run_id
         event = Event.of(data, source=f"launcher/{run_id}", run_id=run_id)
-        await bus.send_mail(run_log(run_id), event)
+        send = partial(bus.send_mail, run_log(run_id), event)
+        # Not for ever: the owner that makes room there may be the one to be started again.
+        await when_there_is_room(send, who=f"launcher {run_id}", patience_s=ROOM_S)
 
     def _node_of(self, sampler: SamplerProcess) -> NodeInfo:
         return NodeInfo(
@@ -329,7 +335,7 @@ class Launcher:
 
 async def _announce(bus: Bus, node: NodeInfo) -> None:
     while True:
-        await bus.announce(node)
+        await when_there_is_room(partial(bus.announce, node), who=node.name)
         await anyio.sleep(ANNOUNCE_EVERY_S)
 
 

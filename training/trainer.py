@@ -14,9 +14,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import anyio
 from anyio.to_thread import run_sync
@@ -52,6 +53,7 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.messages import ModelSpec, Task
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
+from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.training.projection import rows_of
 from aworld_runtime.training.rows import TrainingRow
@@ -66,6 +68,7 @@ from aworld_runtime.training.task import TrainingTask, tasks_of
 from aworld_runtime.trajectory import Episode, episode_of
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 ANNOUNCE_EVERY_S = 1.0
 UNSCORED_BATCHES = 3
 """A run in which no episode of so many batches' groups, one after another, could be scored, stops."""
@@ -358,7 +361,7 @@ class Trainer:
             episode_id=episode_name(name, index, attempt),
             attempt=attempt,
         )
-        await self._bus.put(EPISODES_QUEUE, event)
+        await self._send(partial(self._bus.put, EPISODES_QUEUE, event))
 
     async def _receive(self, mail: AsyncIterator[list[Mail]]) -> None:
         """Count finished episodes, each once; try failed ones again; complete groups."""
@@ -517,13 +520,20 @@ class Trainer:
 
     async def _append_events(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
         async with self._appending:
-            last = await self._bus.append(self._log, self._events, events, acks=acks)
+            append = partial(self._bus.append, self._log, self._events, events, acks=acks)
+            last = await self._send(append)
             for seq, event in enumerate(events, last - len(events) + 1):
                 self._state.add(event.at(seq))
             self._events = last
         if any(not isinstance(event.data, NodeJoined | NodeLeft) for event in events):
             changed, self._changed = self._changed, anyio.Event()
             changed.set()
+
+    async def _send(self, send: Callable[[], Awaitable[T]]) -> T:
+        """Wait for a bus that is full as long as for an episode's end."""
+        return await when_there_is_room(
+            send, who=f"run {self._run_id}", patience_s=self._config.stall_timeout_s
+        )
 
     async def _change(self) -> None:
         """Wait until the log has grown by more than comings and goings of its parts.
@@ -558,9 +568,9 @@ class Trainer:
             since=utc_now(),
         )
         while True:
-            await self._bus.announce(
-                node.model_copy(update={"detail": {"policy_version": self._version}})
-            )
+            now = node.model_copy(update={"detail": {"policy_version": self._version}})
+            announce = partial(self._bus.announce, now)
+            await when_there_is_room(announce, who=f"trainer {self._run_id}")
             await anyio.sleep(ANNOUNCE_EVERY_S)
 
 

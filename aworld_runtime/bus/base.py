@@ -257,7 +257,11 @@ class Bus(Protocol):
 
     # mail
     async def send_mail(self, log: str, *events: Event) -> None:
-        """Give events to the log's owner, all or none. The same event id may arrive twice; the owner dedupes."""
+        """Give events to the log's owner, all or none. The same event id may arrive twice; the owner dedupes.
+
+        Raises:
+            QueueFullError: so much mail waits there that no more is taken; retry later.
+        """
         ...
 
     def mailbox(
@@ -272,7 +276,11 @@ class Bus(Protocol):
 
     # queues
     async def put(self, queue: str, *events: Event, at: datetime | None = None) -> None:
-        """Add work to a queue, all or none; at `at` if given (delayed events)."""
+        """Add work to a queue, all or none; at `at` if given (delayed events).
+
+        Raises:
+            QueueFullError: so much is unsettled there that no more is taken; retry later.
+        """
         ...
 
     def consume(
@@ -318,7 +326,7 @@ class Bus(Protocol):
 
     # lanes
     async def broadcast(self, channel: str, value: JsonValue) -> None:
-        """Tell everyone who listens now. Lossy."""
+        """Tell everyone who listens now. Lossy: nobody waits for a listener that is slow, or a server that is away."""
         ...
 
     def listen(self, channel: str) -> AbstractAsyncContextManager[AsyncIterator[JsonValue]]: ...

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
 
 from aworld_runtime.bus.base import Bus, FeedEntry
 from aworld_runtime.events import Event, ValueRecorded, new_id
+from aworld_runtime.nodes.room import when_there_is_room
 
 PREFIX = "marker:"
 UNLINK_S = 1.0
+ROOM_S = 10.0
+"""How long it waits for a bus that is full."""
 
 
 def new_marker() -> str:
@@ -29,7 +33,8 @@ def is_marker(log: str) -> bool:
 async def marked(bus: Bus, marker: str) -> AsyncGenerator[None]:
     """The feed holds an entry of the log `marker`, after everything appended so far."""
     event = Event.of(ValueRecorded(kind="marker"), source=marker)
-    await bus.append(marker, 0, [event])
+    append = partial(bus.append, marker, 0, [event])
+    await when_there_is_room(append, who=marker, patience_s=ROOM_S)
     try:
         yield
     finally:

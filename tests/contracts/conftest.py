@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 BUSES = ("memory", "redis", "unix")
+SMALL = 3
+SMALL_LIMITS = f"queue_limit={SMALL}&mail_limit={SMALL}"
 OWNED = "log|mail|control|feed|work|delayed|dead"
 """Kinds of keys that an episode, a queue or the namespace owns. All others have a time to live."""
 
@@ -51,6 +53,8 @@ class Backend:
     """A bus with nothing on it, and ways around its front door."""
 
     connect: Connect
+    small: Connect
+    """The same, in whose queues and mailboxes `SMALL` events have room."""
     put_raw: Callable[[str, bytes], Awaitable[None]] | None = None
     """Put bytes that are no event on a queue; None where events aren't bytes."""
 
@@ -81,8 +85,8 @@ def server_url(request: pytest.FixtureRequest) -> str | None:
 @pytest.fixture
 async def backend(server_url: str | None) -> AsyncIterator[Backend]:
     if server_url is None:
-        only = open_bus("memory://")
-        yield Backend(lambda: nullcontext(only))
+        only, small = open_bus("memory://"), open_bus(f"memory://?{SMALL_LIMITS}")
+        yield Backend(lambda: nullcontext(only), lambda: nullcontext(small))
         return
     from redis.asyncio import Redis
 
@@ -96,7 +100,9 @@ async def backend(server_url: str | None) -> AsyncIterator[Backend]:
         async def put_raw(queue: str, raw: bytes) -> None:
             await client.xadd(keys.queue(queue).work, {BODY: raw})
 
-        yield Backend(lambda: open_bus(url, Registry()), put_raw)
+        yield Backend(
+            lambda: open_bus(url, Registry()), lambda: open_bus(f"{url}&{SMALL_LIMITS}"), put_raw
+        )
         await check_and_delete_keys(client, keys.namespace)
 
 
@@ -117,6 +123,12 @@ async def check_and_delete_keys(client: Redis, namespace: str) -> None:
 @pytest.fixture
 def connect(backend: Backend) -> Connect:
     return backend.connect
+
+
+@pytest.fixture
+async def small_bus(backend: Backend) -> AsyncIterator[Bus]:
+    async with backend.small() as bus:
+        yield bus
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import anyio
 import pytest
@@ -23,6 +23,7 @@ from aworld_runtime.errors import (
     MalformedEventError,
     NotFoundError,
     PayloadTooLargeError,
+    QueueFullError,
     RequestTimeoutError,
 )
 from aworld_runtime.events import (
@@ -39,7 +40,7 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.messages import ToolCall
 from aworld_runtime.names import episode_log
-from tests.contracts.conftest import Backend, Connect
+from tests.contracts.conftest import SMALL, Backend, Connect
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.anyio
@@ -1052,6 +1053,80 @@ async def test_all_clients_share_a_clock(connect: Connect) -> None:
         assert abs(one.now() - utc_now()) < timedelta(seconds=5)
 
 
+async def test_a_full_queue_refuses_work_and_takes_it_again_once_some_is_settled(
+    small_bus: Bus,
+) -> None:
+    bus = small_bus
+    await bus.put("queue", *notes(*"ab"))
+    await bus.put("queue", note("late"), at=utc_now() + timedelta(seconds=60))
+    for at in (None, utc_now() + timedelta(seconds=60)):
+        with pytest.raises(QueueFullError, match=f"'queue' is full: {SMALL} events.*queue_limit"):
+            await bus.put("queue", note("c"), at=at)
+    await bus.put("other", note("not full"))
+    async with bus.consume("queue", consumer="c") as consumer:
+        await (await soon(consumer.take())).ack()
+        await bus.put("queue", note("c"))
+        with pytest.raises(QueueFullError):
+            await bus.put("queue", note("d"))
+        delivery = await soon(consumer.take())
+        assert text_of(delivery.event) == "b"
+        with pytest.raises(QueueFullError):  # what is held is not settled
+            await bus.put("queue", note("d"))
+        await delivery.ack()
+        assert text_of((await soon(consumer.take())).event) == "c"
+
+
+async def test_what_a_full_queue_has_is_tried_again_and_taken_over(small_bus: Bus) -> None:
+    bus = small_bus
+    await bus.put("queue", note("hopeless"))
+    await fail(bus, "queue", ["1", "2", "3"])
+    await bus.put("queue", *notes(*"abc"))
+    [letter] = await bus.dead_letters("queue")
+    await bus.requeue("queue", letter.id)
+    async with bus.consume("queue", consumer="c", lease_s=LEASE_S) as consumer:
+        await (await soon(consumer.take())).retry(0.0, "once more")
+        await (await soon(consumer.take())).retry(0.05, "later")
+        assert text_of((await soon(consumer.take())).event) == "c"
+        consumer.abandon()
+    async with bus.consume("queue", consumer="d", credit=4, lease_s=LEASE_S) as consumer:
+        taken = [text_of((await soon(consumer.take())).event) for _ in range(SMALL + 1)]
+    assert sorted(taken) == ["a", "b", "c", "hopeless"]
+    with pytest.raises(QueueFullError, match=f": {SMALL + 1} events"):
+        await bus.put("queue", note("d"))
+
+
+async def test_several_are_refused_together_or_taken_together(small_bus: Bus) -> None:
+    await small_bus.put("queue", note("a"))
+    await small_bus.put("queue", *notes(*"bcde"))
+    with pytest.raises(QueueFullError):
+        await small_bus.put("queue", *notes(*"fg"))
+    assert await small_bus.backlog("queue") == 5
+
+
+async def test_a_full_mailbox_refuses_mail_until_its_owner_has_recorded_some(
+    small_bus: Bus,
+) -> None:
+    bus = small_bus
+    asked = note("asked").model_copy(update={"episode_id": "e"})
+    log = episode_log("e")
+    async with bus.mailbox(log) as box:
+        await bus.send_mail(log, *notes("1", "2"))
+        await bus.reply(asked, note("3"))
+        with pytest.raises(QueueFullError, match=f"'{log}' is full: {SMALL} mails.*mail_limit"):
+            await bus.send_mail(log, note("4"))
+        with pytest.raises(QueueFullError):
+            await bus.reply(asked, note("4"))
+        await bus.send_mail("other", note("not full"))
+        await bus.send_mail(
+            log, Event.of(EpisodeCancelled(reason="data blocks no control"), source="r/1")
+        )
+        assert [mail.lane for mail in await mails_of(box, 1)] == ["control"]
+        mails = await mails_of(box, SMALL)
+        await bus.append(log, 0, [mails[0].event], acks=mails[:1])
+        await bus.send_mail(log, note("4"))
+        assert mail_texts(await mails_of(box, 1)) == ["4"]
+
+
 async def test_delayed_work_comes_when_it_is_due(bus: Bus) -> None:
     await bus.put("queue", note("later"), at=utc_now() + timedelta(seconds=0.4))
     await bus.put("queue", note("past"), at=utc_now() - timedelta(seconds=1))
@@ -1277,6 +1352,34 @@ async def test_a_listener_that_does_not_read_holds_up_nobody(bus: Bus) -> None:
             await bus.broadcast("channel", number)
         await bus.broadcast("end", True)
         assert await first(end, 1) == [True]
+
+
+async def test_a_slow_listener_loses_the_oldest_and_keeps_the_latest(bus: Bus) -> None:
+    async with bus.listen("channel") as slow, bus.listen("end") as end:
+        for number in range(3000):
+            await bus.broadcast("channel", number)
+        await bus.broadcast("end", True)
+        await first(end, 1)
+        heard = await first(slow, 1024)
+        assert heard == list(range(3000 - 1024, 3000))
+        assert await nothing_from(anext(slow))
+
+
+async def test_a_listener_holds_no_more_than_a_few_megabytes(bus: Bus) -> None:
+    large = "x" * (5 * 1024 * 1024)
+    async with bus.listen("channel") as slow, bus.listen("end") as end:
+        for number in range(6):
+            await bus.broadcast("channel", [number, large])
+        await bus.broadcast("end", True)
+        await first(end, 1)
+        heard = [cast("list[JsonValue]", value)[0] for value in await first(slow, 3)]
+        assert heard == [3, 4, 5]
+        assert await nothing_from(anext(slow))
+
+
+async def test_a_broadcast_above_the_cap_is_refused(bus: Bus) -> None:
+    with pytest.raises(PayloadTooLargeError, match="channel"):
+        await bus.broadcast("channel", "x" * REFUSE_ABOVE)
 
 
 # --- membership ----------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from aworld_runtime.bus import Bus, Delivery, open_bus
-from aworld_runtime.bus.memory.lanes import LISTENER_BUFFER
 from aworld_runtime.bus.memory.weight import weight
+from aworld_runtime.bus.recent import MOST
 from aworld_runtime.events import Event, MessagePosted, ModelCompleted, Registry, ToolReturned
 
 pytestmark = pytest.mark.anyio
@@ -103,7 +103,7 @@ async def test_each_of_many_waiting_consumers_is_woken_for_work() -> None:
 
 async def test_a_listener_that_does_not_read_keeps_only_the_latest() -> None:
     async with open_bus("memory://") as bus, bus.listen("channel") as heard:
-        for number in range(LISTENER_BUFFER + 5):
+        for number in range(MOST + 5):
             await bus.broadcast("channel", number)
         assert await anext(heard) == 5
 

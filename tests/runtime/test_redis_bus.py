@@ -18,6 +18,7 @@ from anyio.abc import SocketStream
 from redis.asyncio import Redis
 
 from aworld_runtime.bus import Bus, open_bus
+from aworld_runtime.bus.redis import RedisBus
 from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.link import BATCH_CALLS
 from aworld_runtime.bus.server import PrivateServer
@@ -188,6 +189,10 @@ async def test_a_wrong_password_is_a_clear_error(tmp_path: Path) -> None:
         ("redis://localhost/0?namespce=x", "namespce"),
         ("redis://localhost/0?namespace={x}", "namespace"),
         ("redis://localhost/0?outage_s=soon", "soon"),
+        ("redis://localhost/0?outbox_mb=much", "much"),
+        ("redis://localhost/0?queue_limit=0", "queue_limit=0"),
+        ("memory://?mail_limit=few", "few"),
+        ("memory://?namespace=x", "namespace"),
     ],
 )
 def test_a_wrong_parameter_in_the_url_is_named(url: str, complaint: str) -> None:
@@ -213,15 +218,16 @@ async def test_namespaces_do_not_mix(server: PrivateServer) -> None:
 # --- trouble on the way --------------------------------------------------------------------------
 
 
-async def test_a_full_server_refuses_events_and_serves_reads_and_acks(tmp_path: Path) -> None:
-    async def put_until_refused(bus: Bus, content: str) -> int:
-        for count in range(10_000):
-            try:
-                await bus.put("filler", note(content))
-            except BusFullError:
-                return count
-        pytest.fail("never full")
+async def put_until_refused(bus: Bus, content: str) -> None:
+    for _ in range(10_000):
+        try:
+            await bus.put("filler", note(content))
+        except BusFullError:
+            return
+    pytest.fail("never full")
 
+
+async def test_a_full_server_refuses_events_and_serves_reads_and_acks(tmp_path: Path) -> None:
     async with (
         PrivateServer(tmp_path, options={"maxmemory": "8mb"}) as server,
         open_bus(server.url) as bus,
@@ -269,6 +275,82 @@ async def test_a_consumer_that_joins_a_full_server_waits_for_room_and_says_so_on
             await bus.put("queue", note("work"))
             await wait_until(lambda: bool(taken), description="the work")
     assert len([r for r in caplog.records if "queue 'queue'" in r.getMessage()]) <= 2
+
+
+async def test_a_full_server_lets_broadcasts_through(tmp_path: Path) -> None:
+    async with (
+        PrivateServer(tmp_path, options={"maxmemory": "8mb"}) as server,
+        open_bus(server.url) as bus,
+        bus.listen("channel") as heard,
+    ):
+        await put_until_refused(bus, "x" * 3000)
+        await bus.broadcast("channel", "token")
+        with anyio.fail_after(5.0):
+            assert await anext(heard) == "token"
+
+
+async def test_a_broadcast_waits_for_no_server_that_is_away(server: PrivateServer) -> None:
+    async with open_bus(server.url) as bus:
+        assert server.process is not None
+        server.process.send_signal(signal.SIGSTOP)
+        before = time.monotonic()
+        for number in range(100):
+            await bus.broadcast("channel", number)
+        await kill(server)
+        for number in range(100):
+            await bus.broadcast("channel", number)
+        assert time.monotonic() - before < 4.0
+        await server.start()
+        async with bus.listen("channel") as heard, anyio.create_task_group() as tg:
+
+            async def keep_telling() -> None:
+                while True:  # lossy: until the bus is back
+                    await bus.broadcast("channel", "back")
+                    await anyio.sleep(0.05)
+
+            tg.start_soon(keep_telling)
+            with anyio.fail_after(5.0):
+                assert await anext(heard) == "back"
+            tg.cancel_scope.cancel()
+
+
+async def test_what_waits_for_a_server_is_bounded_and_then_there_once_and_in_order(
+    server: PrivateServer,
+) -> None:
+    accepted: list[int] = []
+    refused: list[str] = []
+    most = 0
+    async with open_bus(f"{server.url}?outbox_mb=1") as bus:
+        assert isinstance(bus, RedisBus)
+
+        async def put(number: int) -> None:
+            nonlocal most
+            try:
+                await bus.put("queue", note(f"{number} {'x' * 3000}"))
+                accepted.append(number)
+            except BusFullError as error:
+                refused.append(str(error))
+                most = max(most, bus.waiting_bytes)
+
+        await kill(server)
+        async with anyio.create_task_group() as tg:
+            for number in range(1000):
+                tg.start_soon(put, number)
+            await wait_until(lambda: len(refused) > 500, description="the outbox is full")
+            tg.start_soon(bus.last_seq, "log")  # what adds nothing may wait
+            await server.start()
+        assert 1024 * 1024 - 4000 < most <= 1024 * 1024
+        assert "outbox_mb=1" in refused[0]
+        assert bus.waiting_bytes == 0
+        await bus.put("queue", note("1000 after"))
+        async with bus.consume("queue", consumer="c", credit=2000) as consumer:
+            there: list[int] = []
+            while len(there) < await bus.backlog("queue"):
+                for delivery in await consumer.take_many(1000):
+                    assert isinstance(delivery.event.data, MessagePosted)
+                    there.append(int(delivery.event.data.content.split()[0]))
+        assert there == [*sorted(accepted), 1000]
+        assert len(accepted) + len(refused) == 1000
 
 
 async def test_cut_connections_neither_lose_nor_double_an_append(server: PrivateServer) -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from typing import Self
+from urllib.parse import parse_qsl, urlsplit
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -24,13 +25,15 @@ from aworld_runtime.bus.base import (
     Mail,
     NodeInfo,
     due_within,
+    lane_of,
 )
+from aworld_runtime.bus.limits import Limits, broadcast_body
 from aworld_runtime.bus.memory.lanes import Listener
 from aworld_runtime.bus.memory.logs import Feed, FeedReader, Log, Mailbox, Tail
 from aworld_runtime.bus.memory.queues import MemoryConsumer, Queue, Work
 from aworld_runtime.bus.memory.signal import Signal
 from aworld_runtime.bus.memory.weight import weight
-from aworld_runtime.errors import Fenced, NotFoundError, RequestTimeoutError
+from aworld_runtime.errors import ConfigError, Fenced, NotFoundError, RequestTimeoutError
 from aworld_runtime.events import REFUSE_ABOVE, Event, Registry, utc_now
 from aworld_runtime.names import episode_log
 
@@ -42,10 +45,11 @@ YIELD_EVERY = 8
 
 
 class MemoryBus:
-    """Implements `Bus` for one process."""
+    """Implements `Bus` for one process. See `Limits` for what its URL may say."""
 
     def __init__(self, url: str, registry: Registry) -> None:
         self.url = url
+        self._limits = limits_of(url)
         self._registry = registry
         self._logs: dict[str, Log] = {}
         self._feed = Feed()
@@ -153,8 +157,7 @@ class MemoryBus:
         for event in events:
             self._check(event)
         await self._let_others_run()
-        for event in events:
-            self._mail(log, on_its_way(event))
+        self._mail(log, *map(on_its_way, events))
         telemetry.MAILED.add(len(events))
 
     @asynccontextmanager
@@ -172,6 +175,7 @@ class MemoryBus:
         await self._let_others_run()
         delay_s = 0.0 if at is None else (at - datetime.now(UTC)).total_seconds()
         place = self._queue(queue)
+        self._limits.check_queue(queue, place.unsettled)
         for event in events:
             work = Work(on_its_way(event))
             if delay_s > 0:
@@ -246,9 +250,10 @@ class MemoryBus:
     # lanes
 
     async def broadcast(self, channel: str, value: JsonValue) -> None:
+        size = len(broadcast_body(channel, value))
         await self._let_others_run()
         for listener in self._channels.get(channel, ()):
-            listener.hear(value)
+            listener.hear(value, size)
 
     @asynccontextmanager
     async def listen(self, channel: str) -> AsyncGenerator[AsyncIterator[JsonValue]]:
@@ -312,9 +317,14 @@ class MemoryBus:
             if entry.idle:
                 self._logs.pop(name, None)
 
-    def _mail(self, log: str, event: Event) -> None:
-        number = next(self._mail_ids)
-        self._log(log).add_mail(number, Mail(str(number), log, event))
+    def _mail(self, log: str, *events: Event) -> None:
+        entry = self._log(log)
+        lanes: set[Lane] = {lane_of(event) for event in events}
+        for lane in lanes:
+            self._limits.check_mail(log, len(entry.mail[lane]))
+        for event in events:
+            number = next(self._mail_ids)
+            entry.add_mail(number, Mail(str(number), log, event))
 
     def _check(self, event: Event) -> None:
         if weight(event.data) > WEIGH_ABOVE:
@@ -325,6 +335,20 @@ class MemoryBus:
         self._calls += 1
         if self._calls % YIELD_EVERY == 0:
             await checkpoint()
+
+
+def limits_of(url: str) -> Limits:
+    """Raises `ConfigError` where the URL says anything else."""
+    query = dict(parse_qsl(urlsplit(url).query))
+    try:
+        limits = Limits.taken_from(query)
+    except ValueError as error:
+        raise ConfigError(f"bus {url}: {error}") from error
+    if query:
+        raise ConfigError(
+            f"bus {url}: unknown parameter {next(iter(query))!r}; allowed are queue_limit and mail_limit"
+        )
+    return limits
 
 
 def on_its_way(event: Event) -> Event:

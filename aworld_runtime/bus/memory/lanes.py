@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Self
 
 from anyio.lowlevel import checkpoint
 from pydantic import JsonValue
 
 from aworld_runtime.bus.memory.signal import Signal
-
-LISTENER_BUFFER = 1024
-"""Broadcasts kept for a listener that is slow; then the oldest are dropped."""
+from aworld_runtime.bus.recent import Recent
 
 
 class Listener:
     """Iterates over what is broadcast while it listens."""
 
     def __init__(self) -> None:
-        self._heard: deque[JsonValue] = deque(maxlen=LISTENER_BUFFER)
+        self._heard = Recent[JsonValue]()
         self._changed = Signal()
 
-    def hear(self, value: JsonValue) -> None:
-        self._heard.append(value)
+    def hear(self, value: JsonValue, size: int) -> None:
+        self._heard.add(value, size)
         self._changed.notify_all()
 
     def __aiter__(self) -> Self:
@@ -32,4 +29,4 @@ class Listener:
         await checkpoint()
         while not self._heard:
             await self._changed.wait()
-        return self._heard.popleft()
+        return self._heard.oldest()

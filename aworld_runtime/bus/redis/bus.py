@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Self
@@ -28,6 +27,7 @@ from aworld_runtime.bus.base import (
     due_within,
     lane_of,
 )
+from aworld_runtime.bus.limits import broadcast_body
 from aworld_runtime.bus.redis import scripts
 from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.consumer import RedisConsumer, Services
@@ -37,7 +37,7 @@ from aworld_runtime.bus.redis.heartbeat import Heartbeat
 from aworld_runtime.bus.redis.hints import Hints
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.lanes import Listener, Waiting
-from aworld_runtime.bus.redis.link import ServerLink
+from aworld_runtime.bus.redis.link import SILENT_S, ServerLink
 from aworld_runtime.bus.redis.readers import Mailbox, Tail
 from aworld_runtime.bus.redis.scripts import BODY, DELIVERIES, REASON, Entry
 from aworld_runtime.bus.redis.timers import Timers
@@ -66,7 +66,7 @@ class RedisBus:
     """Implements `Bus`.
 
     `?namespace=` keeps several apart on one server; `?outage_s=` is how long a call waits for a
-    server that is away.
+    server that is away, `?outbox_mb=` how much may wait to be sent; see `Limits` for the others.
     """
 
     def __init__(self, url: str, registry: Registry) -> None:
@@ -108,6 +108,11 @@ class RedisBus:
 
     def now(self) -> datetime:
         return self._clock.now()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What has been called and not answered yet."""
+        return self._link.waiting_bytes()
 
     # logs
 
@@ -213,8 +218,11 @@ class RedisBus:
         bodies: dict[Lane, list[bytes]] = {"control": [], "data": []}
         for event in events:
             bodies[lane_of(event)].append(self._registry.encode(event))
-        keys = self._keys.log(log)
-        await scripts.send_mail(self._link, keys, bodies["data"], bodies["control"])
+        keys, limits = self._keys.log(log), self._address.limits
+        length = await scripts.send_mail(
+            self._link, keys, bodies["data"], bodies["control"], limits.mail
+        )
+        limits.check_mail(log, length)
         telemetry.MAILED.add(len(events))
 
     @asynccontextmanager
@@ -230,13 +238,16 @@ class RedisBus:
     # queues
 
     async def put(self, queue: str, *events: Event, at: datetime | None = None) -> None:
-        keys = self._keys.queue(queue)
+        keys, limits = self._keys.queue(queue), self._address.limits
         bodies = [self._registry.encode(event) for event in events]
         delay_s = 0.0 if at is None else (at - datetime.now(UTC)).total_seconds()
         if delay_s <= 0:
-            await scripts.put(self._link, keys, bodies)
+            length = await scripts.put(self._link, keys, bodies, limits.queue)
         else:
-            await scripts.delay(self._link, keys, bodies, round(delay_s * 1000))
+            delay_ms = round(delay_s * 1000)
+            length = await scripts.delay(self._link, keys, bodies, limits.queue, delay_ms)
+        limits.check_queue(queue, length)
+        if delay_s > 0:
             self._timers.set(keys, delay_s)
         telemetry.PUT.add(len(events))
 
@@ -319,7 +330,10 @@ class RedisBus:
     # lanes
 
     async def broadcast(self, channel: str, value: JsonValue) -> None:
-        await self._link.call(b"PUBLISH", self._keys.lane(channel), json.dumps(value))
+        body = broadcast_body(channel, value)
+        said = self._link.say(b"PUBLISH", self._keys.lane(channel), body)
+        with suppress(BusUnavailableError), anyio.move_on_after(SILENT_S):
+            await said
 
     @asynccontextmanager
     async def listen(self, channel: str) -> AsyncGenerator[AsyncIterator[JsonValue]]:

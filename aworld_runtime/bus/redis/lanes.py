@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from typing import Self, cast
 
 import anyio
 from pydantic import JsonValue
 
-BUFFER = 1024
-"""Broadcasts kept for a listener that is slow; then the oldest are dropped."""
+from aworld_runtime.bus.recent import Recent
 
 
 class Listener:
     """Iterates over what is broadcast while it listens."""
 
     def __init__(self) -> None:
-        self._heard: deque[bytes] = deque(maxlen=BUFFER)
+        self._heard = Recent[bytes]()
         self._changed = anyio.Event()
 
     def hear(self, message: bytes) -> None:
-        self._heard.append(message)
+        self._heard.add(message, len(message))
         self._changed.set()
 
     def __aiter__(self) -> Self:
@@ -31,7 +29,7 @@ class Listener:
         while not self._heard:
             self._changed = anyio.Event()
             await self._changed.wait()
-        return cast("JsonValue", json.loads(self._heard.popleft()))
+        return cast("JsonValue", json.loads(self._heard.oldest()))
 
 
 class Waiting:

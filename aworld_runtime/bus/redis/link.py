@@ -21,6 +21,7 @@ import anyio
 from aworld_runtime import telemetry
 from aworld_runtime.bus.redis.wire import (
     CONNECT_S,
+    MB,
     Address,
     Argument,
     Command,
@@ -36,8 +37,12 @@ from aworld_runtime.errors import BusError, BusFullError, BusUnavailableError, C
 BATCH_CALLS = 100
 BATCH_BYTES = 1024 * 1024
 """At most so much in one exchange, so that no script keeps the server for long."""
+CALL_BYTES = 512
+"""What a call holds beside its arguments."""
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
+SILENT_S = 1.0
+"""Seconds without an answer after which what may be lost is lost."""
 NOT_READY = frozenset({"LOADING", "NOSCRIPT", "MASTERDOWN", "READONLY", "CLUSTERDOWN", "TRYAGAIN"})
 """Error codes that say: nothing was done, ask again."""
 FULL = frozenset({"OOM", "MISCONF", "NOREPLICAS"})
@@ -52,6 +57,8 @@ class Script:
     merges: bool = False
     """Called several times in one batch, it runs once over the keys and arguments of all; its reply is
     one for all, or a list with one for each."""
+    adds: bool = False
+    """It adds something, so it is refused where too much waits to be sent. What reads and settles never is."""
     sha: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,9 +74,13 @@ class Link(Protocol):
 
     The replies raise:
         BusUnavailableError: the server stayed away; the outcome is unknown.
-        BusFullError: it refuses to add anything.
+        BusFullError: it refuses to add anything. Raised at once where too much waits to be sent.
         BusError: another error reply.
     """
+
+    def waiting_bytes(self) -> int:
+        """What the calls hold that are not answered yet."""
+        ...
 
     def slot(self, key: bytes, /) -> int:
         """What moves as one: only keys of the same slot may be in one command."""
@@ -77,6 +88,10 @@ class Link(Protocol):
 
     def call(self, *command: Argument, key: bytes | None = None) -> asyncio.Future[Reply]:
         """Send a command; await its reply. `key` where it isn't the command's second word."""
+        ...
+
+    def say(self, *command: Argument, key: bytes | None = None) -> asyncio.Future[Reply]:
+        """The same for a command that may be lost: it fails as soon as its server is found away."""
         ...
 
     def run_script(
@@ -106,6 +121,7 @@ class _Call:
     """None: `arguments` are a command."""
     keys: Sequence[bytes]
     arguments: Sequence[Argument]
+    size: int
     deadline: float
     reply: asyncio.Future[Reply]
     urgent: bool = False
@@ -118,8 +134,12 @@ class ServerLink:
         self._address = address
         self._prologue = [(b"SCRIPT", b"LOAD", script.text) for script in scripts]
         self._waiting: deque[_Call] = deque()
+        self._waiting_bytes = 0
         self._called = asyncio.Event()
         self._wire: Wire | None = None
+        self._sent_at: float | None = None
+        """When the exchange began that is going on."""
+        self._failed_at = -LONGEST_PAUSE_S
         self._open = False
         telemetry.LINK_CALLS.watch(self, ServerLink.waiting_calls)
         telemetry.LINK_BYTES.watch(self, ServerLink.waiting_bytes)
@@ -152,6 +172,17 @@ class ServerLink:
     ) -> asyncio.Future[Reply]:
         return self._send(None, (), command)
 
+    def say(
+        self,
+        *command: Argument,
+        key: bytes | None = None,  # noqa: ARG002 - one server has all keys
+    ) -> asyncio.Future[Reply]:
+        if not self._is_silent():
+            return self._send(None, (), command, patience_s=0.0)
+        lost = asyncio.get_running_loop().create_future()
+        lost.set_exception(BusUnavailableError(f"bus {self._address.url} does not answer"))
+        return lost
+
     def run_script(
         self,
         script: Script,
@@ -166,7 +197,7 @@ class ServerLink:
         return len(self._waiting)
 
     def waiting_bytes(self) -> int:
-        return sum(len(part) for call in self._waiting for part in call.arguments)
+        return self._waiting_bytes
 
     async def run(self) -> None:
         """Serve the callers until cancelled."""
@@ -182,6 +213,7 @@ class ServerLink:
                 again = await self._serve(self._wire, self._take_batch())
             except (Unreachable, ConfigError) as error:
                 self._wire = None
+                self._failed_at = asyncio.get_running_loop().time()
                 again = str(error)
             if again is None:
                 pause_s = FIRST_PAUSE_S
@@ -209,12 +241,22 @@ class ServerLink:
         arguments: Sequence[Argument],
         *,
         urgent: bool = False,
+        patience_s: float | None = None,
     ) -> asyncio.Future[Reply]:
         if not self._open:
             raise BusUnavailableError(f"bus {self._address.url} is not open: use `async with`")
+        size = CALL_BYTES + sum(map(len, arguments))
+        room = self._address.outbox_bytes - self._waiting_bytes
+        if size > room and self._waiting_bytes and script is not None and script.adds:
+            raise BusFullError(
+                f"bus {self._address.url}: {self._waiting_bytes} bytes wait for an answer, {size} more are above"
+                f" outbox_mb={self._address.outbox_bytes / MB:g}: the server is away, or slower than its callers."
+                " Send it again later"
+            )
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._address.outage_s
-        call = _Call(script, keys, arguments, deadline, loop.create_future(), urgent)
+        deadline = loop.time() + (self._address.outage_s if patience_s is None else patience_s)
+        call = _Call(script, keys, arguments, size, deadline, loop.create_future(), urgent)
+        self._waiting_bytes += size
         if urgent:
             ahead = sum(1 for _ in takewhile(lambda waiting: waiting.urgent, self._waiting))
             self._waiting.insert(ahead, call)
@@ -223,32 +265,46 @@ class ServerLink:
         self._called.set()
         return call.reply
 
+    def _is_silent(self) -> bool:
+        """Whether the server has just been found away, or hasn't answered for a while what was sent."""
+        now = asyncio.get_running_loop().time()
+        if self._wire is None:
+            return now - self._failed_at < LONGEST_PAUSE_S
+        return self._sent_at is not None and now - self._sent_at > SILENT_S
+
     def _take_batch(self) -> list[_Call]:
         batch: list[_Call] = []
         size = 0
         while self._waiting and len(batch) < BATCH_CALLS and size < BATCH_BYTES:
             call = self._waiting.popleft()
-            if not call.reply.done():  # nobody waits for it any more, and it was never sent
+            if call.reply.done():  # nobody waits for it any more, and it was never sent
+                self._waiting_bytes -= call.size
+            else:
                 batch.append(call)
-                size += sum(map(len, call.arguments))
+                size += call.size
         return batch
 
     async def _serve(self, wire: Wire, batch: Sequence[_Call]) -> str | None:
         """Exchange one batch; None if all is answered, else why some of it must be sent again."""
         groups = _merge(batch)
+        self._sent_at = asyncio.get_running_loop().time()
         try:
             replies = await wire.exchange(pack(map(_command, groups)), len(groups))
         except BaseException:
             self._waiting.extendleft(reversed(batch))
             raise
+        finally:
+            self._sent_at = None
         again: str | None = None
+        refused: set[_Call] = set()
         for group, reply in zip(groups, replies, strict=True):
             if isinstance(reply, ReplyError) and reply.code in NOT_READY:
-                self._waiting.extendleft(reversed(group))
+                refused.update(group)
                 again = str(reply)
             else:
                 self._answer(group, reply)
         if again is not None:
+            self._waiting.extendleft(call for call in reversed(batch) if call in refused)
             wire.drop()
             self._wire = None
         return again
@@ -256,6 +312,7 @@ class ServerLink:
     def _answer(self, group: Sequence[_Call], reply: Reply) -> None:
         single = len(group) == 1 and not (group[0].script and group[0].script.merges)
         for index, call in enumerate(group):
+            self._waiting_bytes -= call.size
             if call.reply.done():
                 continue
             if isinstance(reply, ReplyError):
@@ -283,12 +340,13 @@ class ServerLink:
         now = asyncio.get_running_loop().time()
         for _ in range(len(self._waiting)):
             call = self._waiting.popleft()
-            if call.deadline <= now:
+            if call.deadline <= now or call.reply.done():
                 self._fail(call, f"it has not answered for {self._address.outage_s:.0f} s: {cause}")
-            elif not call.reply.done():
+            else:
                 self._waiting.append(call)
 
     def _fail(self, call: _Call, cause: str) -> None:
+        self._waiting_bytes -= call.size
         if not call.reply.done():
             call.reply.set_exception(
                 BusUnavailableError(f"bus {self._address.url} is unavailable: {cause}")

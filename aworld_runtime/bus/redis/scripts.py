@@ -80,6 +80,7 @@ end
 return results
 """,
     merges=True,
+    adds=True,
 )
 
 
@@ -112,7 +113,8 @@ for i = 2, #ARGV do
   redis.call('XADD', KEYS[1], (tonumber(ARGV[1]) + i - 2) .. '-0', 'e', ARGV[i])
 end
 redis.call('EXPIRE', KEYS[1], {STAGING_TTL_S})
-"""
+""",
+    adds=True,
 )
 
 
@@ -167,28 +169,41 @@ async def retire(link: Link, keys: LogKeys, keep_ms: int) -> None:
 
 _SEND_MAIL = Script(
     f"""
-local a = 1
-for k = 1, #KEYS, 2 do
-  for i = a + 1, a + ARGV[a] do redis.call('XADD', KEYS[k], '*', 'e', ARGV[i]) end
-  a = a + 1 + ARGV[a]
-  if redis.call('TTL', KEYS[k + 1]) ~= -1 then redis.call('EXPIRE', KEYS[k], {MAIL_TTL_S}) end
-  redis.call('PUBLISH', KEYS[k], '')
+local refused, a = {{}}, 1
+for k = 1, #KEYS, 3 do
+  local limit, counts, first = ARGV[a] + 0, {{ARGV[a + 1] + 0, ARGV[a + 2] + 0}}, a + 3
+  local length = 0
+  for lane = 1, 2 do
+    if counts[lane] > 0 then length = math.max(length, redis.call('XLEN', KEYS[k + lane - 1])) end
+  end
+  for lane = 1, length < limit and 2 or 0 do
+    local mail = KEYS[k + lane - 1]
+    for i = first, first + counts[lane] - 1 do redis.call('XADD', mail, '*', 'e', ARGV[i]) end
+    if counts[lane] > 0 then
+      if redis.call('TTL', KEYS[k + 2]) ~= -1 then redis.call('EXPIRE', mail, {MAIL_TTL_S}) end
+      redis.call('PUBLISH', mail, '')
+    end
+    first = first + counts[lane]
+  end
+  refused[#refused + 1] = length < limit and 0 or length
+  a = a + 3 + counts[1] + counts[2]
 end
+return refused
 """,
     merges=True,
+    adds=True,
 )
 
 
 def send_mail(
-    link: Link, keys: LogKeys, bodies: Sequence[bytes], control: Sequence[bytes] = ()
-) -> Awaitable[None]:
-    """Add mail for the owner of a log, and hint. Control mail goes out before what waits in the link."""
-    streams: list[bytes] = []
-    arguments: list[Argument] = []
-    for stream, found in ((keys.control, control), (keys.mail, bodies)):
-        if found:
-            streams += (stream, keys.log)
-            arguments += (str(len(found)), *found)
+    link: Link, keys: LogKeys, bodies: Sequence[bytes], control: Sequence[bytes], limit: int
+) -> Awaitable[int]:
+    """Add mail for the owner of a log, and hint. Where there are `limit` already, add none and say how many.
+
+    Control mail goes out before what waits in the link.
+    """
+    arguments = (str(limit), str(len(bodies)), str(len(control)), *bodies, *control)
+    streams = (keys.mail, keys.control, keys.log)
     return link.run_script(_SEND_MAIL, streams, arguments, urgent=bool(control))
 
 
@@ -196,19 +211,27 @@ def send_mail(
 
 _PUT = Script(
     """
-local a = 1
-for k = 1, #KEYS do
-  for i = a + 1, a + ARGV[a] do redis.call('XADD', KEYS[k], '*', 'e', ARGV[i]) end
-  a = a + 1 + ARGV[a]
+local refused, a = {}, 1
+for k = 1, #KEYS, 2 do
+  local length = redis.call('XLEN', KEYS[k]) + redis.call('ZCARD', KEYS[k + 1])
+  local last = a + 1 + ARGV[a + 1]
+  if length < ARGV[a] + 0 then
+    for i = a + 2, last do redis.call('XADD', KEYS[k], '*', 'e', ARGV[i]) end
+    length = 0
+  end
+  refused[#refused + 1], a = length, last + 1
 end
+return refused
 """,
     merges=True,
+    adds=True,
 )
 
 
-def put(link: Link, keys: QueueKeys, bodies: Sequence[bytes]) -> Awaitable[None]:
-    """Add work that is due."""
-    return link.run_script(_PUT, (keys.work,), (str(len(bodies)), *bodies))
+def put(link: Link, keys: QueueKeys, bodies: Sequence[bytes], limit: int) -> Awaitable[int]:
+    """Add work that is due. Where there are `limit` already, add none and say how many."""
+    arguments = (str(limit), str(len(bodies)), *bodies)
+    return link.run_script(_PUT, (keys.work, keys.delayed), arguments)
 
 
 _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
@@ -216,14 +239,21 @@ _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] 
 _DELAY = Script(
     _NOW
     + """
-for i = 2, #ARGV do redis.call('ZADD', KEYS[1], now + 1 + ARGV[1], '0 0 ' .. ARGV[i]) end
-"""
+local length = redis.call('XLEN', KEYS[1]) + redis.call('ZCARD', KEYS[2])
+if length >= ARGV[1] + 0 then return length end
+for i = 3, #ARGV do redis.call('ZADD', KEYS[2], now + 1 + ARGV[2], '0 0 ' .. ARGV[i]) end
+return 0
+""",
+    adds=True,
 )
 
 
-async def delay(link: Link, keys: QueueKeys, bodies: Sequence[bytes], delay_ms: int) -> None:
-    """Add work that is due later."""
-    await link.run_script(_DELAY, (keys.delayed,), (str(delay_ms), *bodies))
+def delay(
+    link: Link, keys: QueueKeys, bodies: Sequence[bytes], limit: int, delay_ms: int
+) -> Awaitable[int]:
+    """Add work that is due later. Where there are `limit` already, add none and say how many."""
+    arguments = (str(limit), str(delay_ms), *bodies)
+    return link.run_script(_DELAY, (keys.work, keys.delayed), arguments)
 
 
 _PROMOTE = Script(
@@ -483,7 +513,8 @@ _REPLY = Script(
     """
 redis.call('SET', KEYS[1], ARGV[1], 'NX', 'EX', ARGV[2])
 redis.call('PUBLISH', KEYS[1], ARGV[1])
-"""
+""",
+    adds=True,
 )
 
 
@@ -497,7 +528,8 @@ _ANNOUNCE = Script(
     + """
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f ', now + ARGV[2]) .. ARGV[3])
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
-"""
+""",
+    adds=True,
 )
 
 

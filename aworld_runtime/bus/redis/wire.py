@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -29,6 +29,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 
+from aworld_runtime.bus.limits import Limits
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.urls import shown
 
@@ -38,6 +39,9 @@ REPLY_S = 5.0
 """Seconds without a reply after which a connection counts as dead."""
 OUTAGE_S = 30.0
 """Default of `?outage_s=`: how long a call waits for a server that is away."""
+MB = 1024 * 1024
+OUTBOX_MB = 64
+"""Default of `?outbox_mb=`: how much may wait to be sent."""
 READ_BYTES = 256 * 1024
 SERVER_OPTIONS = {"db"}
 """Query parameters that redis-py understands and that make sense here, beside `ssl_…`."""
@@ -73,10 +77,12 @@ class Address:
     """As redis-py takes it."""
     namespace: str = "aworld"
     outage_s: float = OUTAGE_S
+    outbox_bytes: int = OUTBOX_MB * MB
+    limits: Limits = field(default_factory=Limits)
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Take `?namespace=` and `?outage_s=` out of `url`.
+        """Take our own parameters out of `url`.
 
         Raises:
             ConfigError: an unknown parameter, or a wrong value.
@@ -85,19 +91,21 @@ class Address:
         query = dict(parse_qsl(parts.query))
         public = shown(url)
         namespace = query.pop("namespace", "aworld")
-        outage_s = query.pop("outage_s", str(OUTAGE_S))
-        for name in query:
-            if name not in SERVER_OPTIONS and not name.startswith("ssl_"):
-                raise ConfigError(
-                    f"bus {public}: unknown parameter {name!r}; allowed are namespace, outage_s, db"
-                    " and ssl_…"
-                )
-        # Not urlunsplit: it makes unix:/path of unix:///path.
-        options = "?" + urlencode(query) if query else ""
-        server_url = f"{parts.scheme}://{parts.netloc}{parts.path}{options}"
         try:
+            outage_s = float(query.pop("outage_s", OUTAGE_S))
+            outbox_bytes = int(float(query.pop("outbox_mb", OUTBOX_MB)) * MB)
+            limits = Limits.taken_from(query)
+            for name in query:
+                if name not in SERVER_OPTIONS and not name.startswith("ssl_"):
+                    raise ConfigError(
+                        f"bus {public}: unknown parameter {name!r}; allowed are namespace, outage_s,"
+                        " outbox_mb, queue_limit, mail_limit, db and ssl_…"
+                    )
+            # Not urlunsplit: it makes unix:/path of unix:///path.
+            options = "?" + urlencode(query) if query else ""
+            server_url = f"{parts.scheme}://{parts.netloc}{parts.path}{options}"
             parse_url(server_url)
-            return cls(public, server_url, namespace, float(outage_s))
+            return cls(public, server_url, namespace, outage_s, outbox_bytes, limits)
         except ValueError as error:
             raise ConfigError(f"bus {public}: {error}") from error
 
