@@ -106,8 +106,11 @@ class Delivery(Protocol):
         """Done; it is never delivered again."""
         ...
 
-    async def retry(self, after_s: float, reason: str) -> None:
-        """Deliver it again after `after_s` seconds; the third failure is a dead letter with this reason."""
+    async def retry(self, after_s: float | None, reason: str) -> bool:
+        """It failed: deliver it again after `after_s` seconds, None for a wait that doubles with each failure (`backoff_s`).
+
+        The third failure is a dead letter with this reason; then the answer is False: it doesn't come again.
+        """
         ...
 
     async def dead_letter(self, reason: str) -> None:

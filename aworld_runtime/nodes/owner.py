@@ -602,6 +602,17 @@ class EpisodeOwner:
         )
 
 
+async def try_again(delivery: Delivery, error: BaseException) -> bool:
+    """It failed: later again, if it may; where the bus is full, when its lease runs out."""
+    reason = f"{type(error).__name__}: {told(error)}"
+    logger.warning("%s on queue %s failed: %s", delivery.event.type, delivery.queue, reason)
+    try:
+        return await delivery.retry(None, reason)
+    except BusFullError as full:
+        logger.warning("%s waits for its lease to run out: %s", delivery.event.type, full)
+        return True
+
+
 async def bury(delivery: Delivery, reason: str) -> None:
     """Make it a dead letter; where the bus is full, its lease runs out and it comes again."""
     try:

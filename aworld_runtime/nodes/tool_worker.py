@@ -13,9 +13,10 @@ from functools import partial
 import anyio
 
 from aworld_runtime.bus.base import Bus, Consumer, Delivery, NodeInfo
+from aworld_runtime.errors import EventError
 from aworld_runtime.events import ToolCalled, utc_now
 from aworld_runtime.names import tool_queue
-from aworld_runtime.nodes.owner import answer_call, bury
+from aworld_runtime.nodes.owner import answer_call, bury, try_again
 from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.tools.base import BaseTool
 
@@ -93,5 +94,7 @@ class ToolWorker:
             reply = partial(self._bus.reply, delivery.event, answer)
             await when_there_is_room(reply, who=f"{tool}/{self._name}")
             await delivery.ack()
+        except EventError as error:  # an answer that no log can hold
+            await try_again(delivery, error)
         finally:
             self._running[tool] -= 1

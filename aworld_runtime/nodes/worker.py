@@ -23,18 +23,20 @@ from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus, Delivery, NodeInfo
 from aworld_runtime.errors import (
     AWorldError,
+    EventError,
     Fenced,
     WorkerRefusedError,
     first_error,
 )
-from aworld_runtime.events import EpisodeRequested, Event, utc_now
+from aworld_runtime.events import EpisodeFinished, EpisodeRequested, Event, utc_now
 from aworld_runtime.models.client import NO_DEFAULTS, ModelDefaults
 from aworld_runtime.names import EPISODES_QUEUE, run_log
 from aworld_runtime.nodes.claim import restarts
 from aworld_runtime.nodes.connections import Connections
 from aworld_runtime.nodes.node import Program, Runnable, load_program
-from aworld_runtime.nodes.owner import EpisodeOwner, bury
+from aworld_runtime.nodes.owner import EpisodeOwner, bury, try_again
 from aworld_runtime.nodes.room import when_there_is_room
+from aworld_runtime.tools.call import told
 
 logger = logging.getLogger(__name__)
 ANNOUNCE_EVERY_S = 1.0
@@ -178,14 +180,20 @@ class Worker:
                 delivery=delivery,
             )
             fenced: list[BaseException] = []
+            unreadable: list[BaseException] = []
             self._owners.add(owner)
             try:
                 # One that can't run here still ends, with the reason in its log: nobody waits for it in vain.
                 await owner.run(refusal=refusal)
             except* Fenced as group:
                 fenced.append(first_error(group))
+            except* EventError as group:
+                unreadable.append(first_error(group))
             finally:
                 self._owners.discard(owner)
+        if unreadable:  # its log: that must not take every worker down in turn
+            await self._fail(delivery, unreadable[0])
+            return
         if fenced:
             logger.info("%s goes to another worker: %s", owner.log, fenced[0])
         else:
@@ -193,6 +201,14 @@ class Worker:
         # Also where it was taken over: either the claim is lost, and this gives its slot back, or the episode had been
         # queued twice, and whoever has it now holds the other claim.
         await delivery.ack()
+
+    async def _fail(self, delivery: Delivery, error: BaseException) -> None:
+        """Leave an episode that no log can tell of to another try; after the last one its run learns of it."""
+        if not await try_again(delivery, error):
+            failed = EpisodeFinished(
+                reason="failed", error=f"{type(error).__name__}: {told(error)}"
+            )
+            await self._report(delivery.event.caused(failed, source=f"worker/{self.name}"))
 
     async def _check_code(self, requested: Event, wanted: str) -> None:
         """See whether the episode can run with this code.

@@ -971,6 +971,14 @@ async def test_the_third_failure_is_a_dead_letter_with_its_reason(bus: Bus) -> N
     assert await bus.backlog("queue") == 0
 
 
+async def test_a_retry_without_a_time_backs_off_and_says_whether_it_comes_again(bus: Bus) -> None:
+    await bus.put("queue", note("a"))
+    async with bus.consume("queue", consumer="c") as consumer:
+        again = [await (await soon(consumer.take())).retry(None, "failed") for _ in range(3)]
+    assert again == [True, True, False]
+    assert len(await bus.dead_letters("queue")) == 1
+
+
 async def test_a_consumer_may_give_up_at_once(bus: Bus) -> None:
     await bus.put("queue", note("a"))
     async with bus.consume("queue", consumer="c") as consumer:

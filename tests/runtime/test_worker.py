@@ -13,6 +13,8 @@ from redis.asyncio import Redis
 from aworld_runtime.agents import Agent
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import NodeInfo, read_all
+from aworld_runtime.bus.redis.keys import Keys
+from aworld_runtime.bus.redis.scripts import BODY
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import WorkerRefusedError
 from aworld_runtime.events import (
@@ -20,13 +22,14 @@ from aworld_runtime.events import (
     EpisodeRequested,
     EpisodeTakenOver,
     Event,
+    EventData,
     MessagePosted,
     ToolCalled,
     ToolReturned,
 )
 from aworld_runtime.messages import Task, ToolCall
 from aworld_runtime.models.scripted import ScriptedModel
-from aworld_runtime.names import EPISODES_QUEUE, episode_log, tool_queue
+from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log, tool_queue
 from aworld_runtime.nodes.tool_worker import ToolWorker
 from aworld_runtime.nodes.worker import Worker, check_version
 from aworld_runtime.runtime import Runtime
@@ -240,6 +243,35 @@ async def test_what_is_no_episode_outlives_a_full_bus_and_ends_among_the_dead_le
             return bool(await bus.dead_letters(EPISODES_QUEUE))
 
         await wait_until(buried, description="the dead letter")
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_episode_whose_log_cannot_be_read_fails_and_takes_no_worker_down(
+    server: PrivateServer,
+) -> None:
+    slow = Agent("slow", llm=ScriptedModel(lambda _: "done"))
+    async with (
+        open_bus(server.url) as bus,
+        Redis.from_url(server.url) as admin,
+        bus.mailbox(run_log("r")) as mail,
+        anyio.create_task_group() as tasks,
+    ):
+        await admin.xadd(Keys("aworld").log(episode_log("bad")).log, {BODY: b"junk"}, id="1-0")
+        await bus.put(EPISODES_QUEUE, request("bad"), request("good"))
+        tasks.start_soon(Worker(bus, name="w", programs={"local:slow": slow}).run)
+        ends: dict[str | None, EventData] = {}
+        with anyio.fail_after(10):
+            while len(ends) < 2:
+                ends |= {m.event.episode_id: m.event.data for m in await anext(mail)}
+        bad, good = ends["bad"], ends["good"]
+        assert isinstance(bad, EpisodeFinished)
+        assert bad.reason == "failed"
+        assert "MalformedEventError: not an event" in (bad.error or "")
+        assert isinstance(good, EpisodeFinished)
+        assert good.answer == "done"
+        (letter,) = await bus.dead_letters(EPISODES_QUEUE)
+        assert letter.event is not None
+        assert (letter.event.episode_id, letter.deliveries) == ("bad", 3)
         tasks.cancel_scope.cancel()
 
 

@@ -11,6 +11,7 @@ from itertools import count
 import anyio
 
 from aworld_runtime import telemetry
+from aworld_runtime.bus.backoff import backoff_s
 from aworld_runtime.bus.base import MAX_DELIVERIES, DeadLetter, Delivery, Standing, too_late
 from aworld_runtime.bus.memory.signal import Signal
 from aworld_runtime.errors import BusUnavailableError
@@ -218,15 +219,18 @@ class MemoryDelivery:
             self._consumer.queue.unsettled -= 1
             telemetry.ACKED.add()
 
-    async def retry(self, after_s: float, reason: str) -> None:
+    async def retry(self, after_s: float | None, reason: str) -> bool:
         if not self._settle():
-            return
+            return True
         self.work.failures += 1
         if self.work.failures >= MAX_DELIVERIES:
+            self.work.settled = True
             self._consumer.queue.give_up(self.work, reason)
-        else:
-            self._consumer.queue.delay(self.work, after_s)
-            telemetry.RETRIED.add()
+            return False
+        delay_s = backoff_s(self.work.failures) if after_s is None else after_s
+        self._consumer.queue.delay(self.work, delay_s)
+        telemetry.RETRIED.add()
+        return True
 
     async def dead_letter(self, reason: str) -> None:
         if self._settle():

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import anyio
 
 from aworld_runtime import telemetry
+from aworld_runtime.bus.backoff import backoff_s
 from aworld_runtime.bus.base import MAX_DELIVERIES, Delivery, Standing, too_late
 from aworld_runtime.bus.redis import scripts
 from aworld_runtime.bus.redis.clock import Clock
@@ -113,13 +114,14 @@ class RedisDelivery:
     async def ack(self) -> None:
         await self._consumer.ack((self,))
 
-    async def retry(self, after_s: float, reason: str) -> None:
+    async def retry(self, after_s: float | None, reason: str) -> bool:
         if self._failures + 1 >= MAX_DELIVERIES:
             await self.dead_letter(reason)
-            return
+            return self.lost
         consumer = self._consumer
         if consumer.settling(self):
-            delay_ms = max(round(after_s * 1000), 0)
+            delay_s = backoff_s(self._failures + 1) if after_s is None else after_s
+            delay_ms = max(round(delay_s * 1000), 0)
             try:
                 done = await scripts.again(
                     consumer.services.link, consumer.keys, self._held(), delay_ms
@@ -131,6 +133,7 @@ class RedisDelivery:
                     consumer.services.timers.set(consumer.keys, delay_ms / 1000)
             finally:
                 consumer.freed()
+        return True
 
     async def dead_letter(self, reason: str) -> None:
         consumer = self._consumer

@@ -1,0 +1,23 @@
+"""How long to wait before something that failed is tried again."""
+
+from __future__ import annotations
+
+import random
+
+FIRST_S = 0.5
+LONGEST_S = 60.0
+
+
+def backoff_s(
+    failures: int,
+    *,
+    first_s: float = FIRST_S,
+    longest_s: float = LONGEST_S,
+    chance: random.Random | None = None,
+) -> float:
+    """Seconds after so many failures: anything up to a bound that doubles with each.
+
+    Full jitter: those that failed together don't come back together.
+    """
+    bound = min(longest_s, first_s * 2 ** min(max(failures - 1, 0), 30))
+    return (chance or random).uniform(0, bound)
