@@ -1,22 +1,7 @@
-"""`python -m aworld_runtime.bench`."""
+"""`python -m aworld_runtime.bench`: the same as `aworld bench`."""
 
-import argparse
 import sys
 
-from aworld_runtime.bench.cli import add_arguments, bench_command
-from aworld_runtime.cli.command_line import explain
-from aworld_runtime.errors import AWorldError
+from aworld_runtime.cli.command_line import main
 
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m aworld_runtime.bench")
-    add_arguments(parser)
-    try:
-        return bench_command(parser.parse_args())
-    except KeyboardInterrupt:
-        return 130
-    except (AWorldError, BaseExceptionGroup) as error:
-        return explain(error)
-
-
-sys.exit(main())
+sys.exit(main(["bench", *sys.argv[1:]]))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from aworld_runtime.bench import targets
 from aworld_runtime.bench.ceiling import Ceiling, measure_ceiling
+from aworld_runtime.bench.compare import PeerReport, compare
 from aworld_runtime.bench.cost import CpuSeconds, Meter
 from aworld_runtime.bench.latency import BusTransport, Latency, LatencyPhase, Pace, alternate
 from aworld_runtime.bench.load import Load, Writer, role_name
@@ -78,6 +80,7 @@ class BusReport(Data):
     load: Load
     pace: Pace
     machine: Machine
+    peers: tuple[PeerReport, ...]
     holds: tuple[Hold, ...]
     verified: bool
     faults: tuple[str, ...]
@@ -125,6 +128,8 @@ class Settings:
     load: Load
     pace: Pace
     progress: Progress
+    peers: Sequence[str] = ()
+    peers_python: Path = Path(sys.executable)
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,8 @@ async def bench_bus(url: str | None, settings: Settings) -> BusReport:
 
             server = await stack.enter_async_context(raw_server(where.url))
             measured = await _measure_beside(bus, where.url, server, settings)
-    return _report(bus.url, machine, settings, measured)
+    peers = await compare(settings.peers, settings.peers_python, settings.load, settings.progress)
+    return _report(bus.url, machine, settings, measured, peers)
 
 
 async def _measure_alone(bus: Bus, settings: Settings) -> Measured:
@@ -189,7 +195,9 @@ async def _throughput(bus: Bus, meter: Meter, settings: Settings, where: str) ->
     return await ThroughputPhase(bus, settings.load, meter, settings.progress).run()
 
 
-def _report(url: str, machine: Machine, settings: Settings, measured: Measured) -> BusReport:
+def _report(
+    url: str, machine: Machine, settings: Settings, measured: Measured, peers: Sequence[PeerReport]
+) -> BusReport:
     throughput, latency, raw = measured.throughput, measured.latency, measured.raw_latency
     faults = (*throughput.faults, *measured.faults)
     return BusReport(
@@ -215,21 +223,25 @@ def _report(url: str, machine: Machine, settings: Settings, measured: Measured) 
         load=settings.load,
         pace=settings.pace,
         machine=machine,
-        holds=_holds(throughput, latency, raw, on_server=measured.server is not None),
+        peers=tuple(peers),
+        holds=tuple(_holds(measured, peers)),
         verified=not faults,
         faults=faults,
     )
 
 
-def _holds(
-    throughput: Throughput, latency: Latency, raw: Latency | None, *, on_server: bool
-) -> tuple[Hold, ...]:
+def _holds(measured: Measured, peers: Sequence[PeerReport]) -> Iterator[Hold]:
+    ours, latency, raw = measured.throughput, measured.latency, measured.raw_latency
+    on_server = measured.server is not None
     wanted = targets.REDIS_PER_CORE_SECOND if on_server else targets.MEMORY_PER_CORE_SECOND
-    return (
-        targets.at_least("events_per_core_second", throughput.per_core_second, wanted),
-        targets.at_most("p50_ms", latency.p50_ms, targets.P50_MS, "ms"),
-        targets.p99(latency.p99_ms, raw and raw.p99_ms),
-    )
+    yield targets.at_least("events_per_core_second", ours.per_core_second, wanted)
+    yield targets.at_most("p50_ms", latency.p50_ms, targets.P50_MS, "ms")
+    yield targets.p99(latency.p99_ms, raw and raw.p99_ms)
+    for peer in peers:
+        if on_server and peer.networked:
+            theirs = peer.events_per_core_second
+            times = ours.per_core_second / theirs if theirs else None
+            yield targets.times_a_peer(peer.name, times)
 
 
 def _body_bytes() -> int:

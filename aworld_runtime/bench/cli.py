@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import logging
+from pathlib import Path
 
 from aworld_runtime.cli.shared import add_json, run_async
 
@@ -17,6 +17,7 @@ BUS_EXAMPLES = """\
 examples:
   aworld bench bus                                       a private server, 200,000 events
   aworld bench bus --url memory://
+  aworld bench bus --peers nats,faststream               beside other buses (scripts/bench-peers installs them)
   aworld bench bus --url redis://127.0.0.1:6379/0 --events 1000000 --json
 """
 
@@ -58,17 +59,31 @@ def _add_bus(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="of the latency phase, each way (default 10)",
     )
+    parser.add_argument(
+        "--peers",
+        nargs="?",
+        const="all",
+        default="",
+        metavar="NAMES",
+        help="measure other buses too: faststream, taskiq, autogen-local, autogen-grpc, nats (default: all)",
+    )
+    parser.add_argument(
+        "--peers-python",
+        type=Path,
+        metavar="PATH",
+        help="interpreter that has them (default: the one that scripts/bench-peers makes, else this one)",
+    )
     add_json(parser)
 
 
 def bench_command(arguments: argparse.Namespace) -> int:
     """Run `aworld bench`; returns the exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     return {"bus": _bus}[arguments.what](arguments)
 
 
 def _bus(arguments: argparse.Namespace) -> int:
     from aworld_runtime.bench.bus import Settings, bench_bus
+    from aworld_runtime.bench.compare import chosen, default_python
     from aworld_runtime.bench.latency import Pace
     from aworld_runtime.bench.load import Load
     from aworld_runtime.bench.progress import Progress
@@ -81,6 +96,8 @@ def _bus(arguments: argparse.Namespace) -> int:
         batch=arguments.batch,
     )
     pace = Pace(rate=arguments.rate, seconds=arguments.seconds, roles=arguments.roles)
-    report = run_async(bench_bus, arguments.url, Settings(load, pace, Progress()))
+    python = arguments.peers_python or default_python()
+    settings = Settings(load, pace, Progress(), chosen(arguments.peers), python)
+    report = run_async(bench_bus, arguments.url, settings)
     print(report.model_dump_json(indent=2) if arguments.json else bus_text(report))
     return 0 if report.verified else 1

@@ -63,7 +63,8 @@ class RawServer:
 
     async def _pages(self) -> AsyncGenerator[list[bytes]]:
         page: list[bytes] = []
-        keys = self._client.scan_iter(match=f"{self.namespace}:*", count=1000)
+        client = cast("Any", self._client)
+        keys = client.scan_iter(match=f"{self.namespace}:*", count=1000)
         async for key in cast("AsyncIterator[bytes]", keys):
             page.append(key)
             if len(page) >= COUNT:

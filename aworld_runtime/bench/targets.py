@@ -19,7 +19,8 @@ class Hold(Data):
 
     target: str
     value: float | None
-    holds: bool
+    holds: bool | None
+    """None where it was not measured."""
 
 
 def at_least(what: str, value: float, wanted: float) -> Hold:
@@ -28,6 +29,12 @@ def at_least(what: str, value: float, wanted: float) -> Hold:
 
 def at_most(what: str, value: float, wanted: float, unit: str) -> Hold:
     return Hold(target=f"{what} ≤ {wanted:g} {unit}", value=value, holds=value <= wanted)
+
+
+def times_a_peer(peer: str, times: float | None) -> Hold:
+    """`times` is None where the peer was not measured: then nothing is known."""
+    holds = None if times is None else times >= TIMES_A_PEER
+    return Hold(target=f"≥ {TIMES_A_PEER:g} × {peer}", value=times, holds=holds)
 
 
 def p99(value: float, raw: float | None) -> Hold:

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 from aworld_runtime.bench.bus import BusReport
 from aworld_runtime.bench.ceiling import Ceiling
+from aworld_runtime.bench.compare import PeerReport
 from aworld_runtime.bench.targets import Hold
 from aworld_runtime.cli.shared import table
+
+ANSWERS = {True: "yes", False: "no", None: "not measured"}
 
 
 def bus_text(report: BusReport) -> str:
@@ -31,9 +34,27 @@ def bus_text(report: BusReport) -> str:
         f"{report.url}, {where}: {load.roles} roles, {load.episodes:,} episodes, {report.bytes} bytes"
         f" an event, {load.batch} in an append"
     )
-    return "\n\n".join(
-        [head, table(("", "figure", ""), rows), holds_text(report.holds), _end(report)]
-    )
+    parts = [head, table(("", "figure", ""), rows)]
+    if report.peers:
+        parts.append(_peers(report.peers))
+    return "\n\n".join([*parts, holds_text(report.holds), _end(report)])
+
+
+def _peers(peers: Sequence[PeerReport]) -> str:
+    rows = [
+        (
+            peer.name,
+            _number(peer.events_per_core_second),
+            _number(peer.events_per_second),
+            peer.reason or f"{peer.versions}: {peer.what}",
+        )
+        for peer in peers
+    ]
+    return table(("peer", "per core-second", "per second", "measured"), rows)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
 
 
 def holds_text(holds: Sequence[Hold]) -> str:
@@ -41,7 +62,7 @@ def holds_text(holds: Sequence[Hold]) -> str:
         (
             hold.target,
             "–" if hold.value is None else f"{hold.value:,.2f}",
-            "yes" if hold.holds else "no",
+            ANSWERS[hold.holds],
         )
         for hold in holds
     ]
