@@ -7,7 +7,6 @@ encodes, and decodes with a clear error for what it doesn't know. Nothing here d
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -40,6 +39,8 @@ COMPRESS_ABOVE = 4 * 1024
 """Bytes above which an encoded event is compressed."""
 REFUSE_ABOVE = 8 * 1024 * 1024
 """Bytes above which an event is refused."""
+WRITTEN_KEPT = 256
+"""Events whose JSON is kept for a second use: at most 1 MiB."""
 
 StopReason = Literal[
     "answered",
@@ -526,7 +527,9 @@ class Event(BaseModel, Generic[Data_co]):
         return copied
 
 
-_HEAD = re.compile(rb'\{"id":"[^"\\]*","type":"([^"\\]*)"')
+_TYPE = b'","type":"'
+_TYPE_WITHIN = 64
+"""Bytes in which it is found, where we wrote the event: it follows the id."""
 
 
 class Registry:
@@ -536,6 +539,8 @@ class Registry:
         self.types: dict[str, type[EventData]] = {cls.type: cls for cls in _subclasses(EventData)}
         self._readers: dict[bytes, Callable[[bytes], Event]] = {}
         """By the type's name: reads an envelope with this data in one pass."""
+        self._written: dict[int, tuple[Event, bytes]] = {}
+        """Small events written lately, by identity: what is appended is often sent on at once."""
 
     def encode(self, event: Event) -> bytes:
         """JSON, compressed above 4 KiB.
@@ -545,6 +550,9 @@ class Registry:
             MalformedEventError: what `decode` would refuse: half a surrogate pair, a number of 5000 digits, lists in
                 lists 200 deep.
         """
+        written = self._written.get(id(event))
+        if written is not None and written[0] is event:
+            return written[1]
         try:
             body = event.__pydantic_serializer__.to_json(event, exclude_defaults=True)
         except pydantic_core.PydanticSerializationError as error:
@@ -558,7 +566,12 @@ class Registry:
             pydantic_core.from_json(body)
         except ValueError as error:
             raise MalformedEventError(f"event {event.type} can't be read again: {error}") from error
-        return b"z" + zlib.compress(body, 1) if len(body) > COMPRESS_ABOVE else body
+        if len(body) > COMPRESS_ABOVE:
+            return b"z" + zlib.compress(body, 1)
+        if len(self._written) >= WRITTEN_KEPT:
+            self._written.clear()
+        self._written[id(event)] = (event, body)
+        return body
 
     def decode(self, body: bytes, *, seq: int = 0) -> Event:
         """The event in `body`, at `seq`.
@@ -584,11 +597,11 @@ class Registry:
 
     def _decode_at_once(self, raw: bytes) -> Event | None:
         """What we wrote ourselves, which begins with id and type; None for whatever needs a closer look."""
-        head = _HEAD.match(raw)
-        kind = head[1] if head else b""
+        begin = raw.find(_TYPE, 0, _TYPE_WITHIN) + len(_TYPE)
+        kind = raw[begin : raw.find(b'"', begin)]
         read = self._readers.get(kind)
         if read is None:
-            data_class = self.types.get(kind.decode())
+            data_class = self.types.get(kind.decode(errors="replace"))
             if data_class is None:
                 return None
             read = self._readers[kind] = Event[data_class].__pydantic_validator__.validate_json
@@ -596,7 +609,7 @@ class Registry:
             event = read(raw)
         except ValidationError:
             return None
-        # The head showed the first `type` in it; where there are two, the last counts.
+        # It showed what looked like a `type`; it need not be the one that counts.
         known = event.type == event.data.type and event.schema_version <= SCHEMA_VERSION
         return event if known else None
 

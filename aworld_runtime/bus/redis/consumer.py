@@ -218,7 +218,7 @@ class RedisConsumer:
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         ours = {d.id: d for d in deliveries if isinstance(d, RedisDelivery) and self.settling(d)}
-        ids = sorted(ours, key=scripts.position)
+        ids = sorted(ours, key=_in_order)
         try:
             for begin in range(0, len(ids), ACK_BATCH):
                 batch = ids[begin : begin + ACK_BATCH]
@@ -454,11 +454,10 @@ class RedisConsumer:
         for entry_id, fields, deliveries in found or ():
             if entry_id in self._held:
                 continue  # ours all the time; only our heartbeat was late
-            values = dict(zip(fields[::2], fields[1::2], strict=True))
-            failures = int(values.get(FAILURES, 0))
-            count = int(values.get(DELIVERIES, 0)) + deliveries
+            body, count, failures = _work(fields)
+            count += deliveries
             try:
-                event = self.services.registry.decode(values.get(BODY, b""))
+                event = self.services.registry.decode(body)
             except EventError as error:
                 held = Held(self.name, entry_id, count, failures)
                 await self._bury(held, f"{type(error).__name__}: {error}")
@@ -507,3 +506,17 @@ class RedisConsumer:
         except BusError as error:
             # Their leases run out, then others take them over.
             logger.warning("%d deliveries of %r not given back: %s", len(ids), self.queue, error)
+
+
+def _work(fields: list[bytes]) -> tuple[bytes, int, int]:
+    """Body, earlier deliveries and failures of an entry."""
+    if len(fields) == 2 and fields[0] == BODY:  # the first time: nothing else is written
+        return fields[1], 0, 0
+    values = dict(zip(fields[::2], fields[1::2], strict=True))
+    return values.get(BODY, b""), int(values.get(DELIVERIES, 0)), int(values.get(FAILURES, 0))
+
+
+def _in_order(entry_id: bytes) -> tuple[int, bytes, int, bytes]:
+    """Sorts ids as their numbers do, without making any."""
+    milliseconds, _, number = entry_id.partition(b"-")
+    return len(milliseconds), milliseconds, len(number), number
