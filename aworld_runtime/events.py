@@ -39,6 +39,8 @@ COMPRESS_ABOVE = 4 * 1024
 """Bytes above which an encoded event is compressed."""
 REFUSE_ABOVE = 8 * 1024 * 1024
 """Bytes above which an event is refused."""
+SURELY_FLAT = 100
+"""Brackets up to which JSON can't be too deep to be read; nor, below `COMPRESS_ABOVE`, can a number be too long."""
 WRITTEN_KEPT = 256
 """Events whose JSON is kept for a second use: at most 1 MiB."""
 
@@ -562,10 +564,13 @@ class Registry:
                 f"event {event.type} has {len(body)} bytes; at most {REFUSE_ABOVE} fit in a log: store the content"
                 " elsewhere and put a reference into the event"
             )
-        try:
-            pydantic_core.from_json(body)
-        except ValueError as error:
-            raise MalformedEventError(f"event {event.type} can't be read again: {error}") from error
+        if len(body) > COMPRESS_ABOVE or body.count(b"{") + body.count(b"[") > SURELY_FLAT:
+            try:
+                pydantic_core.from_json(body)
+            except ValueError as error:
+                raise MalformedEventError(
+                    f"event {event.type} can't be read again: {error}"
+                ) from error
         if len(body) > COMPRESS_ABOVE:
             return b"z" + zlib.compress(body, 1)
         if len(self._written) >= WRITTEN_KEPT:
