@@ -523,7 +523,7 @@ class Event(BaseModel, Generic[Data_co]):
         # As `model_copy(update=…)`, in a third of its time: every append on `memory://` makes copies.
         copied = self.__class__.__new__(self.__class__)
         object.__setattr__(copied, "__dict__", {**self.__dict__, "seq": seq})
-        object.__setattr__(copied, "__pydantic_fields_set__", {*self.model_fields_set, "seq"})
+        object.__setattr__(copied, "__pydantic_fields_set__", self.__pydantic_fields_set__)
         object.__setattr__(copied, "__pydantic_extra__", None)
         object.__setattr__(copied, "__pydantic_private__", None)
         return copied

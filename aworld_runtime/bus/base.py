@@ -13,7 +13,7 @@ what is committed to a log is there exactly once.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -165,18 +165,18 @@ def lane_of(event: Event) -> Lane:
 def due_within(event: Event, seconds: float, now: datetime) -> Event:
     """`event` with a deadline so soon, unless its own is sooner."""
     deadline = now + timedelta(seconds=seconds)
-    if event.deadline is not None and too_late(event, deadline):
+    if event.deadline is not None and too_late(event, lambda: deadline):
         return event
     return event.model_copy(update={"deadline": deadline})
 
 
-def too_late(event: Event, now: datetime) -> str | None:
+def too_late(event: Event, now: Callable[[], datetime]) -> str | None:
     """Why nobody need work on it any more; None while somebody may wait for it."""
     deadline = event.deadline
-    if deadline is None:
+    if deadline is None:  # most have none, and a clock costs something
         return None
     deadline = deadline if deadline.tzinfo else deadline.replace(tzinfo=UTC)
-    return f"deadline {deadline.isoformat()} has passed" if deadline <= now else None
+    return f"deadline {deadline.isoformat()} has passed" if deadline <= now() else None
 
 
 class Bus(Protocol):

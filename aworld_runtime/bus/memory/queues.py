@@ -63,7 +63,7 @@ class Queue:
         """The oldest work that is ready; what is too late is given up on, unless it is wanted."""
         while self.ready:
             work = self.ready.popleft()
-            reason = None if past_deadline else too_late(work.event, utc_now())
+            reason = None if past_deadline else too_late(work.event, utc_now)
             if reason is None:
                 return work
             self.give_up(work, reason)
@@ -142,6 +142,7 @@ class MemoryConsumer:
                     queue.changed.notify_one()  # if it was this one that was woken, another may take it
                 await self.freed.wait()
             elif work := queue.next(past_deadline=self._past_deadline):
+                telemetry.DELIVERED.add()
                 return self._hold(work)
             else:
                 await queue.changed.wait(wait_s)
@@ -153,11 +154,15 @@ class MemoryConsumer:
             if work is None:
                 break
             taken.append(self._hold(work))
+        telemetry.DELIVERED.add(len(taken) - 1)
         return taken
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        for delivery in deliveries:
-            await delivery.ack()
+        settled = [d for d in deliveries if isinstance(d, MemoryDelivery) and d.settle()]
+        for delivery in settled:
+            delivery.work.settled = True
+        self.queue.unsettled -= len(settled)
+        telemetry.ACKED.add(len(settled))
 
     def unsettled(self) -> int:
         return len(self.held)
@@ -181,7 +186,6 @@ class MemoryConsumer:
         work.deliveries += 1
         work.holder = delivery = MemoryDelivery(self, work)
         self.held[delivery] = None
-        telemetry.DELIVERED.add()
         return delivery
 
 
@@ -214,13 +218,10 @@ class MemoryDelivery:
         return "held" if self.work.holder is self else "taken"
 
     async def ack(self) -> None:
-        if self._settle():
-            self.work.settled = True
-            self._consumer.queue.unsettled -= 1
-            telemetry.ACKED.add()
+        await self._consumer.ack((self,))
 
     async def retry(self, after_s: float | None, reason: str) -> bool:
-        if not self._settle():
+        if not self.settle():
             return True
         self.work.failures += 1
         if self.work.failures >= MAX_DELIVERIES:
@@ -233,11 +234,11 @@ class MemoryDelivery:
         return True
 
     async def dead_letter(self, reason: str) -> None:
-        if self._settle():
+        if self.settle():
             self.work.settled = True
             self._consumer.queue.give_up(self.work, reason)
 
-    def _settle(self) -> bool:
+    def settle(self) -> bool:
         """Whether it was this delivery's to settle."""
         if self._settled or self.work.holder is not self:
             return False

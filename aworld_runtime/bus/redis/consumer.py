@@ -462,7 +462,7 @@ class RedisConsumer:
                 held = Held(self.name, entry_id, count, failures)
                 await self._bury(held, f"{type(error).__name__}: {error}")
                 continue
-            reason = None if self._past_deadline else too_late(event, self.services.clock.now())
+            reason = None if self._past_deadline else too_late(event, self.services.clock.now)
             if reason is not None:
                 await self._bury(Held(self.name, entry_id, count, failures), reason)
                 continue
