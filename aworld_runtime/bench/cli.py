@@ -13,6 +13,9 @@ Measure an event bus. Throughput: every event is appended to its episode's log, 
 acknowledged; then logs, queues and feed are checked. Latency: single events at a steady rate, from before the append
 until a consumer has it, with redis-py alone beside it. Exit code 1: the verification failed; a target that isn't
 reached is only said."""
+IDLE = """\
+Measure the memory of episodes that are claimed and wait for a human, with workers that join and leave meanwhile; then
+answer each, and see it end. Everything is in one process."""
 BUS_EXAMPLES = """\
 examples:
   aworld bench bus                                       a private server, 200,000 events
@@ -35,6 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=raw,
         )
     )
+    _add_idle(what.add_parser("idle", help="memory of an episode that waits", description=IDLE))
+
+
+def _add_idle(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--roles", type=int, default=100, metavar="N", help="of each episode (default 100)"
+    )
+    parser.add_argument(
+        "--episodes", type=int, default=1000, metavar="N", help="that wait (default 1000)"
+    )
+    add_json(parser)
 
 
 def _add_bus(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +92,7 @@ def _add_bus(parser: argparse.ArgumentParser) -> None:
 
 def bench_command(arguments: argparse.Namespace) -> int:
     """Run `aworld bench`; returns the exit code."""
-    return {"bus": _bus}[arguments.what](arguments)
+    return {"bus": _bus, "idle": _idle}[arguments.what](arguments)
 
 
 def _bus(arguments: argparse.Namespace) -> int:
@@ -100,4 +114,14 @@ def _bus(arguments: argparse.Namespace) -> int:
     settings = Settings(load, pace, Progress(), chosen(arguments.peers), python)
     report = run_async(bench_bus, arguments.url, settings)
     print(report.model_dump_json(indent=2) if arguments.json else bus_text(report))
+    return 0 if report.verified else 1
+
+
+def _idle(arguments: argparse.Namespace) -> int:
+    from aworld_runtime.bench.idle import IdleBench
+    from aworld_runtime.bench.progress import Progress
+    from aworld_runtime.bench.text import idle_text
+
+    report = run_async(IdleBench(arguments.episodes, arguments.roles, Progress()).run)
+    print(report.model_dump_json(indent=2) if arguments.json else idle_text(report))
     return 0 if report.verified else 1

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from aworld_runtime.bench.bus import BusReport
 from aworld_runtime.bench.ceiling import Ceiling
 from aworld_runtime.bench.compare import PeerReport
+from aworld_runtime.bench.idle import IdleReport
 from aworld_runtime.bench.targets import Hold
 from aworld_runtime.cli.shared import table
 
@@ -57,6 +58,21 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
+def idle_text(report: IdleReport) -> str:
+    """The report of `aworld bench idle`."""
+    rows = [
+        (
+            "KB per idle episode",
+            f"{report.kb_per_episode:.1f}",
+            f"{report.episodes:,} of {report.roles} roles",
+        ),
+        ("RSS before, after MB", f"{report.rss_before_mb:.0f}, {report.rss_after_mb:.0f}", ""),
+        ("CPU while all wait", f"{report.idle_cpu_percent:.1f} %", "of one core"),
+        ("workers joined, left", f"{report.joins}, {report.leaves}", "while they waited"),
+    ]
+    return "\n\n".join([table(("", "figure", ""), rows), holds_text(report.holds), _end(report)])
+
+
 def holds_text(holds: Sequence[Hold]) -> str:
     rows = [
         (
@@ -73,14 +89,14 @@ def faults_text(faults: Sequence[str]) -> str:
     return "\n".join(["verification failed:", *(f"  {fault}" for fault in faults)])
 
 
-def _end(report: BusReport) -> str:
+def _end(report: BusReport | IdleReport) -> str:
     machine = report.machine
     where = (
         f"Python {machine.python}, {machine.cpu_count} cores, load average {machine.load_average:.2f}"
         " before"
     )
     if report.verified:
-        return f"verified: every event once, in order, acknowledged. {where}"
+        return f"verified. {where}"
     return f"{faults_text(report.faults)}\n{where}"
 
 
