@@ -63,6 +63,9 @@ COMMANDS = {
     "worker": Command("aworld_runtime.cli.worker:run", "run episodes and tools for a bus"),
     "verify": Command("aworld_runtime.cli.verify:run", "compare what the bus and the store hold"),
     "bench": Command("aworld_runtime.bench.cli:bench_command", "measure the bus on this machine"),
+    "chaos": Command(
+        "aworld_runtime.chaos.cli:chaos_command", "let faults strike, and check what was promised"
+    ),
     "doctor": Command("aworld_runtime.cli.doctor:run", "show what is installed, and what to add"),
 }
 """Ours, the upper layers' too: a source checkout has no entry points."""

@@ -1,0 +1,286 @@
+"""One run: everything is started, faults strike as scheduled, everything is healed, and then checked.
+
+start ─▶ load + faults (seconds) ─▶ heal ─▶ every episode ends ─▶ the archiver drains ─▶ collect ─▶ stop ─▶ check
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import anyio
+from pydantic import JsonValue
+
+from aworld_runtime.bus.base import Bus
+from aworld_runtime.bus.open import open_bus
+from aworld_runtime.chaos import checker, takeover
+from aworld_runtime.chaos.checker import Evidence, Log, Stored, Violation
+from aworld_runtime.chaos.faults import Injector
+from aworld_runtime.chaos.history import HistoryReader, Operation, checksum
+from aworld_runtime.chaos.plan import Fault, schedule
+from aworld_runtime.chaos.stage import Stage, on_stage, until
+from aworld_runtime.chaos.workload import answer_of
+from aworld_runtime.events import EpisodeFinished, Event, Registry
+from aworld_runtime.names import episode_of_log
+from aworld_runtime.store.base import Store
+from aworld_runtime.store.open import open_store
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_S = 5.0
+GRACE_S = 90.0
+"""For every episode to end once everything is healed."""
+DRAIN_S = 60.0
+MOST_TAKEOVER_S = 3.0
+PAGE = 2000
+LISTED = 50
+"""Violations in the result; the rest is counted."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for."""
+
+    seconds: float
+    seed: int
+    kinds: Collection[str]
+    folder: Path
+    mongo_program: str | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of it."""
+
+    summary: dict[str, JsonValue]
+    violations: list[Violation]
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+
+async def run(options: Options, say: Say) -> Result:
+    """Run, heal, check."""
+    plan = schedule(options.seed, options.seconds, options.kinds)
+    small_disks = any(fault.kind.endswith("disk_full") for fault in plan)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    async with on_stage(
+        options.folder, options.seed, options.mongo_program, small_disks=small_disks
+    ) as stage:
+        async with open_bus(stage.url(stage.server.port)) as bus:
+            run = _Run(options, stage, bus, say)
+            skipped = await run.strike(plan)
+            await run.settle()
+            logs = await run.collect()
+        await stage.close(orderly=True)
+        stage.unmount_disks()
+        left = stage.processes_left()
+        return run.judge(logs, skipped, left)
+
+
+class _Run:
+    def __init__(self, options: Options, stage: Stage, bus: Bus, say: Say) -> None:
+        self._options = options
+        self._stage = stage
+        self._bus = bus
+        self._say = say
+        self._registry = Registry()
+        self._readers: dict[Path, HistoryReader] = {}
+        self._injector = Injector(stage, bus, self._active)
+        self._in_force: Counter[str] = Counter()
+        self._struck: Counter[str] = Counter()
+        self._began = time.monotonic()
+
+    async def strike(self, plan: list[Fault]) -> dict[str, str]:
+        """Let the faults strike, and the time pass; returns the kinds that can't be had here, and why."""
+        skipped = {f.kind: why for f in plan if (why := self._injector.why_not(f.kind))}
+        self._began = time.monotonic()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._tell_progress)
+            async with anyio.create_task_group() as faults:
+                for fault in plan:
+                    if fault.kind not in skipped:
+                        faults.start_soon(self._inject, fault)
+                await anyio.sleep(self._options.seconds)
+            tasks.cancel_scope.cancel()
+        return skipped
+
+    async def settle(self) -> None:
+        """Everything is healed: wait for the rest of the work."""
+        self._say("everything is healed; the episodes end now")
+        self._stage.terminate("submitter")
+        self._stage.terminate("sender")
+        await until(self._all_ended, GRACE_S)
+        self._stage.terminate("archiver")
+        await until(lambda: self._stage.ended("archiver"), DRAIN_S)
+
+    async def collect(self) -> dict[str, Log]:
+        """Read everything that bus and store hold."""
+        self._read_histories()
+        store = open_store(self._stage.place.store)
+        async with store:
+            names = {op.target for op in self._operations() if op.call == "append"}
+            names |= set(await store.logs())
+            names = {name for name in names if not name.startswith("marker:")}
+            return {
+                name: Log(await self._stored(self._bus, name), await self._stored(store, name))
+                for name in sorted(names)
+            }
+
+    def judge(self, logs: dict[str, Log], skipped: dict[str, str], left: int) -> Result:
+        """Check, and put it into words."""
+        self._read_histories()
+        evidence = Evidence(list(self._operations()), logs, self._stage.blows, self._healthy_answer)
+        violations = checker.check(evidence)
+        violations += [Violation("crashes", "", 0, crash) for crash in self._stage.crashes]
+        if left:
+            violations.append(Violation("processes_left", "", 0, f"{left} processes are left"))
+        times = takeover.takeovers(evidence)
+        slowest = takeover.p99(times)
+        if slowest is not None and slowest > MOST_TAKEOVER_S:
+            told = f"99 of 100 takeovers within {slowest:.2f} s; {MOST_TAKEOVER_S:g} s are promised"
+            violations.append(Violation("takeover_slow", "", 0, told))
+        counts = Counter(violation.what for violation in violations)
+        loud = checker.loud(logs)
+        summary: dict[str, JsonValue] = {
+            "ok": not violations,
+            "seed": self._options.seed,
+            "seconds": self._options.seconds,
+            "acked": checker.acked(evidence.operations),
+            "faults": dict(sorted(self._struck.items())),
+            "skipped": dict(skipped),
+            "acked_lost": counts["acked_lost"],
+            "duplicate_commits": counts["duplicate_commits"],
+            "order_violations": counts["order_violations"],
+            "silent_hangs": counts["silent_hangs"],
+            "wrong_ends": counts["wrong_ends"],
+            "queue_lost": counts["queue_lost"],
+            "not_archived": counts["not_archived"],
+            "crashes": counts["crashes"],
+            "takeover_p99_s": None if slowest is None else round(slowest, 3),
+            "takeovers_timed": len(times),
+            "failed_loudly": len(loud),
+            "zombie_appends_refused": self._zombies(evidence),
+            "processes_left": left,
+            "episodes": self._episodes(logs),
+            "store": self._stage.place.store.partition(":")[0],
+            "violations": [asdict(violation) for violation in violations[:LISTED]],
+        }
+        return Result(summary, violations)
+
+    # inside
+
+    async def _inject(self, fault: Fault) -> None:
+        await anyio.sleep(max(0.0, self._began + fault.at - time.monotonic()))
+        self._struck[fault.kind] += 1
+        self._in_force[fault.kind] += 1
+        try:
+            await self._injector.inject(fault)
+        finally:
+            self._in_force[fault.kind] -= 1
+
+    async def _tell_progress(self) -> None:
+        while True:
+            await anyio.sleep(PROGRESS_S)
+            self._read_histories()
+            now = time.monotonic() - self._began
+            faults = ", ".join(sorted(k for k, count in self._in_force.items() if count)) or "none"
+            events = sum(len(o.ids) for o in self._operations() if _acked(o))
+            ended, requested = len(self._ended()), len(self._requested())
+            self._say(
+                f"{now:4.0f} s  acked {events:>7,}  episodes {ended}/{requested}  faults now: {faults}"
+            )
+
+    def _read_histories(self) -> None:
+        for path in (self._stage.folder / "history").glob("*.jsonl"):
+            reader = self._readers.setdefault(path, HistoryReader(path))
+            reader.read()
+
+    def _operations(self) -> list[Operation]:
+        return [op for reader in self._readers.values() for op in reader.operations.values()]
+
+    def _requested(self) -> set[str]:
+        puts = (op for op in self._operations() if op.call == "put")
+        return {
+            e
+            for op in puts
+            for e, kind in zip(op.episodes, op.types, strict=True)
+            if kind == checker.REQUESTED
+        }
+
+    def _ended(self) -> set[str]:
+        ends = (op for op in self._operations() if _acked(op) and checker.FINISHED in op.types)
+        return {episode_of_log(op.target) or op.target for op in ends}
+
+    def _active(self) -> list[str]:
+        """Episodes that somebody appended to lately."""
+        appends = sorted((op.began, op.target) for op in self._operations() if _acked(op))
+        recent = dict.fromkeys(episode_of_log(log) for _, log in appends[-100:])
+        return [
+            episode for episode in recent if episode is not None and episode not in self._ended()
+        ]
+
+    async def _all_ended(self) -> bool:
+        """The submitter ends when every episode of its has; those that misbehave are asked for themselves."""
+        if not self._stage.ended("submitter"):
+            return False
+        for episode in self._injector.requested:
+            events = await self._bus.read(f"episode:{episode}", limit=100_000)
+            if events and not isinstance(events[-1].data, EpisodeFinished):
+                return False
+        return await self._bus.backlog("chaos-lane") == 0
+
+    async def _stored(self, where: Bus | Store, log: str) -> dict[int, Stored]:
+        found: dict[int, Stored] = {}
+        start = 1
+        while page := await where.read(log, start, limit=PAGE):
+            found |= {event.seq: self._seen(event) for event in page}
+            start = page[-1].seq + 1
+        return found
+
+    def _seen(self, event: Event) -> Stored:
+        data = event.data
+        finished = isinstance(data, EpisodeFinished)
+        return Stored(
+            id=event.id,
+            body=checksum(self._registry, event),
+            type=event.type,
+            cause=event.causation_id,
+            reason=data.reason if finished else "",
+            says=(data.error or data.answer) if finished else "",
+        )
+
+    def _healthy_answer(self, episode: str) -> str | None:
+        run_id = self._stage.place.run_id
+        name = episode.removeprefix(f"{run_id}-")
+        if not name.startswith("walk-"):
+            return None
+        return answer_of(name)
+
+    def _zombies(self, evidence: Evidence) -> int:
+        stopped = {blow.target for blow in self._stage.blows if blow.kind == "worker_stopped"}
+        return sum(
+            op.process in stopped and op.error.startswith("Fenced")
+            for op in evidence.calls["append"]
+        )
+
+    def _episodes(self, logs: dict[str, Log]) -> dict[str, JsonValue]:
+        episodes = [log for name, log in logs.items() if episode_of_log(name)]
+        events = [event for log in episodes for event in log.events.values()]
+        return {
+            "requested": len(self._requested()),
+            "finished": sum(bool(log.ends) for log in episodes),
+            "taken_over": sum(event.type == checker.TAKEN_OVER for event in events),
+            "misbehaved": len(self._injector.requested),
+        }
+
+
+def _acked(operation: Operation) -> bool:
+    return operation.call == "append" and operation.outcome == "ok"
