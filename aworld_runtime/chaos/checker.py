@@ -14,9 +14,9 @@ it failed loudly. Everything here is a function of plain data.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -132,6 +132,21 @@ def loud(logs: Mapping[str, Log]) -> list[str]:
     return [name for name, log in logs.items() if log.loud_from < NEVER]
 
 
+def gather(violations: Iterable[Violation]) -> list[Violation]:
+    """The first of each sort in each log, with the number of the others."""
+    sorts: dict[tuple[str, str], list[Violation]] = defaultdict(list)
+    for violation in violations:
+        sorts[violation.what, violation.log].append(violation)
+    return [
+        first
+        if not others
+        else replace(
+            first, detail=f"{first.detail} (and {len(others)} more, to seq {others[-1].seq})"
+        )
+        for first, *others in sorts.values()
+    ]
+
+
 # --- rules ---------------------------------------------------------------------------------------------------------
 
 
@@ -211,12 +226,13 @@ def mail_order(evidence: Evidence) -> Iterator[Violation]:
         name: {event.id: seq for seq, event in log.events.items()}
         for name, log in evidence.logs.items()
     }
+    sent = Counter(event_id for op in evidence.calls["mail"] for event_id in op.ids)
     latest: dict[tuple[str, str], tuple[float, int]] = {}
     for op in sorted(evidence.calls["mail"], key=lambda op: op.began):
         for event_id in op.ids:
             seq = places.get(op.target, {}).get(event_id)
-            if seq is None or op.ended is None or op.outcome != "ok":
-                continue
+            if seq is None or op.ended is None or op.outcome != "ok" or sent[event_id] > 1:
+                continue  # sent by two, the first one counts: its place says nothing
             ended, before = latest.get((op.target, op.process), (NEVER, 0))
             if op.began > ended and seq < before:
                 told = f"mail {event_id} of {op.process} stands before its earlier mail at {before}"

@@ -20,6 +20,7 @@ from aworld_runtime.chaos.stage import Stage, faketime_library
 from aworld_runtime.chaos.workload import MISDEEDS, request
 from aworld_runtime.events import Event, Registry
 from aworld_runtime.names import EPISODES_QUEUE
+from aworld_runtime.nodes.owner import when_there_is_room
 
 HOUR_S = 3600
 SPARE_BYTES = 4096
@@ -38,6 +39,7 @@ class Injector:
         self._active = active
         self._registry = Registry()
         self._keys = Keys("aworld")
+        hostile.hostile()  # made before it is time
 
     async def inject(self, fault: Fault) -> None:
         """Do it, and heal it; returns when it is over. It heals however this ends."""
@@ -184,10 +186,13 @@ class Injector:
 
     async def poison(self, fault: Fault) -> None:
         self._stage.blow(fault.kind, "queues")
-        bodies = hostile.poison(self._registry, self._villain(fault, "raises"))
+        bodies = hostile.poison(self._registry, request("any", "any"))
         await self._throw(bodies, fault)
         deed = MISDEEDS[fault.choose(len(MISDEEDS))]
-        await self._bus.put(EPISODES_QUEUE, self._villain(fault, deed))
+        villain = self._villain(fault, deed)
+        await when_there_is_room(
+            lambda: self._bus.put(EPISODES_QUEUE, villain), who="the fault injector"
+        )
 
     async def hostile(self, fault: Fault) -> None:
         self._stage.blow(fault.kind, "queues")

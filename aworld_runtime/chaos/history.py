@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, cast
 
 from aworld_runtime.bus.base import Bus, Consumer, Delivery, Mail
 from aworld_runtime.errors import BusFullError, EventError, Fenced
@@ -143,7 +143,7 @@ class HistoryReader:
 
 
 class RecordedBus:
-    """A bus whose appends, mail, queue entries and deliveries are written down; all else passes through."""
+    """An open bus whose appends, mail, queue entries and deliveries are written down; all else passes through."""
 
     def __init__(self, bus: Bus, history: History) -> None:
         self._bus = bus
@@ -151,13 +151,6 @@ class RecordedBus:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._bus, name)
-
-    async def __aenter__(self) -> Self:
-        await self._bus.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._bus.__aexit__(*exc)
 
     async def append(
         self, log: str, expected_seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()
@@ -199,7 +192,7 @@ class _RecordedConsumer:
         self._history.taken(self._queue, [delivery.event])
         return delivery
 
-    async def take_many(self, at_most: int) -> list[Delivery]:
+    async def take_many(self, at_most: int) -> Sequence[Delivery]:
         deliveries = await self._consumer.take_many(at_most)
         self._history.taken(self._queue, [delivery.event for delivery in deliveries])
         return deliveries

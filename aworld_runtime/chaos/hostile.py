@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Sequence
+from functools import cache
 
 import anyio
 from anyio.abc import SocketStream
@@ -34,10 +35,11 @@ def poison(registry: Registry, whole: Event) -> list[bytes]:
     ]
 
 
+@cache
 def hostile() -> list[bytes]:
     """Content made to exhaust who reads it."""
     return [
-        b"z" + zlib.compress(b"[" + b"0," * (64 << 20) + b"0]", 9),  # 128 MB in 128 KB
+        b"z" + zlib.compress(b"[" + b"0," * (16 << 20) + b"0]", 9),  # 32 MB in 32 KB
         b"z" + zlib.compress(b"a" * 1000)[:-4],
         b"[" * 200_000 + b"]" * 200_000,
         b'{"data":' * 100_000 + b"0" + b"}" * 100_000,

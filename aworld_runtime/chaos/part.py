@@ -16,7 +16,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,7 @@ from aworld_runtime.bus.open import open_bus
 from aworld_runtime.chaos.history import History, recorded
 from aworld_runtime.chaos.submitter import Submitter
 from aworld_runtime.chaos.workload import TOOL, Measure
+from aworld_runtime.errors import BusUnavailableError
 from aworld_runtime.events import Event, ValueRecorded
 from aworld_runtime.messages import Data
 from aworld_runtime.nodes.archiver import Archiver
@@ -47,6 +49,9 @@ TAKE_S = 0.002
 SLOW = 100
 """Times as slow."""
 DRAIN_S = 60.0
+KNOCK_S = 0.2
+
+logger = logging.getLogger(__name__)
 
 
 class Place(Data):
@@ -74,10 +79,21 @@ class Me:
 
 async def run_part(role: str, name: str, place: Place) -> None:
     """Be one of the processes until SIGTERM."""
-    bus = recorded(open_bus(place.bus), History(place.history(name)))
+    history = History(place.history(name))
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2) as signals:
-        async with bus:
+        async with AsyncExitStack() as stack:
+            bus = recorded(await _reached(place.bus, stack), history)
             await PARTS[role](Me(name, place, bus, signals))
+
+
+async def _reached(url: str, stack: AsyncExitStack) -> Bus:
+    """The bus, once it can be reached: whoever starts workers does the same."""
+    while True:
+        try:
+            return await stack.enter_async_context(open_bus(url))
+        except BusUnavailableError as error:
+            logger.warning("%s", error)
+            await anyio.sleep(KNOCK_S)
 
 
 Signals = AsyncIterator[signal.Signals]
@@ -163,7 +179,9 @@ class _Pace:
             yield number
 
 
-async def _until_terminated(work: Callable[[], Awaitable[None]], signals: Signals | _Pace) -> None:
+async def _until_terminated(
+    work: Callable[[], Coroutine[None, None, None]], signals: Signals | _Pace
+) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(work)
         await _terminated(signals)

@@ -19,6 +19,7 @@ import random
 import socket
 import struct
 import sys
+from collections import deque
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -30,6 +31,8 @@ from aworld_runtime.processes import HOST
 
 LATE_S = (0.02, 0.4)
 """Bounds of a chunk's delay."""
+CLOCK_S = 0.001
+"""A timer may fire so much early."""
 DEADLINE_S = 5.0
 """For the proxy to do what it is told."""
 
@@ -130,7 +133,8 @@ class _End(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] = []
         """Came before the connection was there."""
-        self._due = 0.0
+        self._late: deque[tuple[float, bytes]] = deque()
+        """When to send on, and what."""
         self._closing = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -148,12 +152,18 @@ class _End(asyncio.Protocol):
             self._pair.lost_bytes = True
             return
         loop = asyncio.get_running_loop()
-        late = random.uniform(*LATE_S) if mode is Mode.DELAY else 0.0
-        self._due = max(self._due, loop.time() + late)  # never past what came before
-        if late or self._due > loop.time():
-            loop.call_at(self._due, self.other.write, data)
+        due = loop.time() + (random.uniform(*LATE_S) if mode is Mode.DELAY else 0.0)
+        if mode is Mode.DELAY or self._late:
+            # A queue of their own: timers for the same moment fire in any order.
+            self._late.append((max(due, self._late[-1][0] if self._late else due), data))
+            loop.call_at(self._late[-1][0], self._send_due)
         else:
             self.other.write(data)
+
+    def _send_due(self) -> None:
+        now = asyncio.get_running_loop().time() + CLOCK_S
+        while self._late and self._late[0][0] <= now:
+            self.other.write(self._late.popleft()[1])
 
     def pause_writing(self) -> None:
         self.other.read_on(False)

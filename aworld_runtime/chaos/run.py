@@ -38,7 +38,7 @@ DRAIN_S = 60.0
 MOST_TAKEOVER_S = 3.0
 PAGE = 2000
 LISTED = 50
-"""Violations in the result; the rest is counted."""
+"""Violations told in full; the rest is counted."""
 
 Say = Callable[[str], None]
 
@@ -60,6 +60,7 @@ class Result:
 
     summary: dict[str, JsonValue]
     violations: list[Violation]
+    """One of each sort in each log."""
 
     @property
     def ok(self) -> bool:
@@ -148,6 +149,7 @@ class _Run:
             told = f"99 of 100 takeovers within {slowest:.2f} s; {MOST_TAKEOVER_S:g} s are promised"
             violations.append(Violation("takeover_slow", "", 0, told))
         counts = Counter(violation.what for violation in violations)
+        gathered = checker.gather(violations)
         loud = checker.loud(logs)
         summary: dict[str, JsonValue] = {
             "ok": not violations,
@@ -171,9 +173,9 @@ class _Run:
             "processes_left": left,
             "episodes": self._episodes(logs),
             "store": self._stage.place.store.partition(":")[0],
-            "violations": [asdict(violation) for violation in violations[:LISTED]],
+            "violations": [asdict(violation) for violation in gathered[:LISTED]],
         }
-        return Result(summary, violations)
+        return Result(summary, gathered)
 
     # inside
 
@@ -222,10 +224,9 @@ class _Run:
     def _active(self) -> list[str]:
         """Episodes that somebody appended to lately."""
         appends = sorted((op.began, op.target) for op in self._operations() if _acked(op))
+        ended = self._ended()
         recent = dict.fromkeys(episode_of_log(log) for _, log in appends[-100:])
-        return [
-            episode for episode in recent if episode is not None and episode not in self._ended()
-        ]
+        return [episode for episode in recent if episode is not None and episode not in ended]
 
     async def _all_ended(self) -> bool:
         """The submitter ends when every episode of its has; those that misbehave are asked for themselves."""
