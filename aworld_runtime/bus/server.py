@@ -188,6 +188,9 @@ class PrivateServer:
             "appendonly": "yes",
             "appendfsync": "everysec",
             "save": "",
+            # Rewriting the file costs as much as writing it: later, and without compressing.
+            "auto-aof-rewrite-min-size": "256mb",
+            "rdbcompression": "no",
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
             "logfile": "",
