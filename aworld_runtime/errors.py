@@ -35,6 +35,7 @@ prints them in one line and exits with code 2.
     ├── ReplayError
     │   └── DivergenceError        the code did something else than the record
     ├── ProcessError               a child process didn't start, or died
+    ├── ExportError                a collector does not take spans
     ├── SamplerError               the inference engine didn't start, publish or answer
     └── TrainingError
         ├── NonFiniteLossError     the batch is saved beside it
@@ -184,6 +185,10 @@ class DivergenceError(ReplayError):
 
 class ProcessError(AWorldError):
     """A child process didn't start, or ended when it should not have."""
+
+
+class ExportError(AWorldError):
+    """A collector of spans can't be reached, or refuses them."""
 
 
 class SamplerError(AWorldError):

@@ -213,6 +213,13 @@ STORE_OUTAGES = Counter(
     "aworld_archiver_store_outages_total", "Times that the store began to fail; archiving waits."
 )
 
+# --- traces --------------------------------------------------------------------------------------------------------
+
+SPANS = Counter("aworld_otel_spans_total", "Spans that a collector has taken.")
+SPANS_REFUSED = Counter(
+    "aworld_otel_refused_spans_total", "Spans that a collector did not take; they are sent again."
+)
+
 METRICS: tuple[Metric, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
 )

@@ -28,6 +28,7 @@ from aworld_runtime.cli.logs import add_logging, set_up_logging
 from aworld_runtime.errors import (
     AWorldError,
     BusUnavailableError,
+    ExportError,
     StoreUnavailableError,
     UsageError,
     WorkerRefusedError,
@@ -38,7 +39,13 @@ GROUP = "aworld.commands"
 """Entry points by which other packages add commands: name = "module:function"."""
 YOUNG_OBJECTS = 10_000
 """Objects made, less those freed, after which Python looks for cycles. Its own 700 costs a bus a tenth of its time."""
-MENDABLE = (UsageError, BusUnavailableError, StoreUnavailableError, WorkerRefusedError)
+MENDABLE = (
+    UsageError,
+    BusUnavailableError,
+    StoreUnavailableError,
+    ExportError,
+    WorkerRefusedError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ COMMANDS = {
     "chaos": Command(
         "aworld_runtime.chaos.cli:chaos_command", "let faults strike, and check what was promised"
     ),
+    "otel": Command("aworld_runtime.cli.otel:run", "send episodes to a collector as spans"),
     "doctor": Command("aworld_runtime.cli.doctor:run", "show what is installed, and what to add"),
 }
 """Ours, the upper layers' too: a source checkout has no entry points."""

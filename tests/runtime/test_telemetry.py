@@ -176,3 +176,17 @@ def test_every_metric_is_named_as_prometheus_names_it_and_explained() -> None:
         assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
         assert metric.help.endswith("."), metric.name
     assert len({metric.name for metric in telemetry.METRICS}) == len(telemetry.METRICS)
+
+
+def table() -> str:
+    """What docs/observability.md says of the metrics."""
+    rows = ["| metric | kind | labels | what it is |", "|---|---|---|---|"]
+    for metric in telemetry.METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+    return "\n".join(rows)
+
+
+def test_documentation_lists_exactly_these_metrics() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
+    assert table() in page, f"put this into docs/observability.md:\n{table()}"

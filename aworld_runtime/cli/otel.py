@@ -1,0 +1,161 @@
+"""`aworld otel`: an episode's log as OpenTelemetry spans, sent to a collector."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aworld_runtime.cli.shared import (
+    add_bus,
+    add_json,
+    add_store,
+    find_episode,
+    joined_bus,
+    run_async,
+    stored,
+)
+from aworld_runtime.errors import NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from aworld_runtime.bus.base import Bus
+    from aworld_runtime.store.base import Store
+    from aworld_runtime.tracing.export import Exporter
+
+LOG_LEVEL = "info"
+ENDPOINT = "http://localhost:4318/v1/traces"
+CURSOR = ".aworld/otel.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Send episodes to an OpenTelemetry collector, as spans with the conventions for generative AI: agents, completions,"
+        " tool calls. Without --bus they are read from the store."
+    )
+    parser.add_argument(
+        "--endpoint", default=ENDPOINT, metavar="URL", help=f"OTLP over HTTP (default {ENDPOINT})"
+    )
+    parser.add_argument(
+        "--episode", metavar="EPISODE", help="this one alone (or last); default all"
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="go on with what the bus brings; begins where it was when it was last ended",
+    )
+    parser.add_argument(
+        "--cursor",
+        type=Path,
+        default=Path(CURSOR),
+        metavar="FILE",
+        help=f"where --follow keeps how far it has come (default {CURSOR})",
+    )
+    parser.add_argument(
+        "--content", action="store_true", help="also what was said: prompts, answers, errors"
+    )
+    parser.add_argument(
+        "--health",
+        metavar="[HOST:]PORT",
+        help="with --follow, answer GET /healthz and /metrics there (host: 127.0.0.1)",
+    )
+    add_bus(parser)
+    add_store(parser)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.follow and arguments.episode:
+        raise UsageError("--follow takes all episodes: give it without --episode")
+    exporter = run_async(_export, arguments)
+    done = {
+        "episodes": len(exporter.episodes),
+        "spans": exporter.sent,
+        "endpoint": exporter.sink.endpoint,
+    }
+    if arguments.json:
+        print(json.dumps(done))
+    else:
+        print(f"{done['spans']} spans of {done['episodes']} episodes sent to {done['endpoint']}")
+    return 0
+
+
+async def _export(arguments: argparse.Namespace) -> Exporter:
+    from aworld_runtime.nodes.logs import Logs
+    from aworld_runtime.tracing.export import Exporter
+    from aworld_runtime.tracing.otlp import Collector
+
+    collector = Collector(arguments.endpoint)
+    async with _sources(arguments) as (bus, store):
+        logs = Logs(bus, store) if bus and store else bus or store
+        if logs is None:
+            raise UsageError("nothing to read from: give --bus or --store")
+        exporter = Exporter(logs, collector, content=arguments.content)
+        if bus is not None and arguments.follow:
+            await _follow(arguments, exporter, bus)
+        for log in await _logs(arguments.episode, bus, store):
+            await exporter.export(log)
+        return exporter
+
+
+@asynccontextmanager
+async def _sources(
+    arguments: argparse.Namespace,
+) -> AsyncGenerator[tuple[Bus | None, Store | None]]:
+    """The bus where one is asked for, and the store where it is named or there is no bus."""
+    with_bus = arguments.bus is not None or arguments.follow
+    async with AsyncExitStack() as opened:
+        bus = await opened.enter_async_context(joined_bus(arguments.bus)) if with_bus else None
+        store = None
+        if bus is None or arguments.store is not None:
+            store = await opened.enter_async_context(stored(arguments.store))
+        yield bus, store
+
+
+async def _follow(arguments: argparse.Namespace, exporter: Exporter, bus: Bus) -> None:
+    """Until cancelled."""
+    import anyio
+
+    from aworld_runtime.cli.health import address_of, serve_health
+    from aworld_runtime.tracing.export import CursorFile
+
+    address = address_of(arguments.health) if arguments.health else None
+    async with anyio.create_task_group() as tasks:
+        if address is not None:
+            await tasks.start(
+                serve_health,
+                address,
+                lambda: {"status": "ok", "endpoint": exporter.sink.endpoint, "sent": exporter.sent},
+            )
+        print(f"spans of {bus.url} go to {exporter.sink.endpoint}", file=sys.stderr, flush=True)
+        await exporter.follow(bus, CursorFile(arguments.cursor))
+
+
+async def _logs(episode: str | None, bus: Bus | None, store: Store | None) -> list[str]:
+    """The logs of the episodes that are asked for.
+
+    Raises:
+        NotFoundError: there is no such episode.
+    """
+    from aworld_runtime.names import episode_log, episode_of_log
+    from aworld_runtime.nodes.marker import feed_so_far
+
+    if episode is not None:
+        if bus is not None and await bus.last_seq(episode_log(episode)):
+            return [episode_log(episode)]
+        if store is not None:
+            return [episode_log((await find_episode(store, episode)).id)]
+        raise NotFoundError(f"no episode {episode!r} on the bus: name the store, too, with --store")
+    names: dict[str, None] = {}
+    if bus is not None:
+        names |= {
+            entry.log: None
+            async for entry in feed_so_far(bus)
+            if episode_of_log(entry.log) is not None
+        }
+    if store is not None:
+        names |= dict.fromkeys(await store.logs(episode_log("")))
+    return list(names)

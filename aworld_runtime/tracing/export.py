@@ -1,0 +1,194 @@
+"""Reads logs and sends their spans.
+
+    bus.feed ──▶ entries of episodes ──▶ read ──▶ one fold per log ──▶ spans ──▶ collector ──▶ the cursor moves
+
+The cursor moves once the collector has what came before it. Who is killed in between sends the same spans again, with the
+same ids, which a collector's store keeps once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+
+from aworld_runtime import telemetry
+from aworld_runtime.bus.base import Bus, FeedEntry
+from aworld_runtime.errors import ConfigError, EventError, ExportError
+from aworld_runtime.events import EpisodeFinished, Event
+from aworld_runtime.names import episode_of_log
+from aworld_runtime.tracing.spans import Span, SpanFold
+
+logger = logging.getLogger(__name__)
+
+SPANS_AT_ONCE = 512
+EVENTS_AT_ONCE = 1000
+EPISODES_KNOWN = 10_000
+"""Unfinished episodes whose fold is in memory; others are read again from their beginning."""
+PATIENCE_S = 30.0
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+
+
+class Readable(Protocol):
+    """Where logs are: a bus, a store, or both."""
+
+    async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]: ...
+
+
+class Sink(Protocol):
+    """Where spans go."""
+
+    endpoint: str
+
+    async def send(self, spans: Sequence[Span]) -> bool:
+        """Whether it has them now."""
+        ...
+
+
+class CursorFile:
+    """How far an exporter has come, by collector and feed, in a small JSON file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, name: str) -> str | None:
+        return self._all().get(name)
+
+    def write(self, name: str, cursor: str) -> None:
+        """Replaces the file as a whole: it is never half written."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        fresh.write_text(json.dumps(self._all() | {name: cursor}))
+        fresh.replace(self._path)
+
+    def _all(self) -> dict[str, str]:
+        try:
+            return json.loads(self._path.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise ConfigError(
+                f"{self._path} is no file of cursors ({error}): name another with --cursor, or remove it"
+            ) from error
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A log, and what is known of it."""
+
+    fold: SpanFold
+    following: int = 1
+    """Seq of the next event."""
+    finished: bool = False
+
+    def add(self, events: Iterable[Event]) -> list[Span]:
+        spans: list[Span] = []
+        for event in events:
+            spans += self.fold.add(event)
+            self.following = event.seq + 1
+            self.finished = self.finished or isinstance(event.data, EpisodeFinished)
+        return spans
+
+
+@dataclass
+class Exporter:
+    """Sends the spans of logs. `sent` and `episodes` count what it has done."""
+
+    logs: Readable
+    sink: Sink
+    content: bool = False
+    patience_s: float = PATIENCE_S
+    """How long `export` waits for a collector that is away."""
+    sent: int = 0
+    episodes: set[str] = field(default_factory=set[str])
+    _known: dict[str, _Followed] = field(default_factory=dict[str, _Followed])
+
+    async def export(self, log: str) -> None:
+        """Send what has ended in an episode's log so far.
+
+        Raises:
+            ExportError: the collector does not take it.
+        """
+        followed = self._new()
+        with anyio.move_on_after(self.patience_s) as patience:
+            await self._send(log, await self._read(log, followed))
+        if patience.cancelled_caught:
+            raise ExportError(
+                f"collector {self.sink.endpoint} has not taken the spans of {log} for {self.patience_s:g} s:"
+                " is it there, and does it take OTLP over HTTP?"
+            )
+
+    async def follow(self, bus: Bus, cursors: CursorFile) -> None:
+        """Send the spans of all episodes as they end, from the cursor on; until cancelled."""
+        name = f"{self.sink.endpoint} {await bus.feed_id()}"
+        async with bus.feed(cursors.read(name) or "0") as feed:
+            async for entries in feed:
+                for entry in entries:
+                    if episode_of_log(entry.log) is not None:
+                        await self._send(entry.log, await self._advance(entry))
+                cursors.write(name, entries[-1].cursor)
+
+    # inside
+
+    def _new(self) -> _Followed:
+        return _Followed(SpanFold(content=self.content))
+
+    async def _advance(self, entry: FeedEntry) -> list[Span]:
+        """The spans that these events end. All that ended before them was sent before the cursor came here."""
+        followed = self._known.pop(entry.log, None)
+        try:
+            if followed is None:
+                followed = self._new()
+                await self._read(entry.log, followed, entry.first - 1)
+            spans = await self._read(entry.log, followed, entry.last)
+        except EventError as error:
+            logger.error("no spans of %s from event %d on: %s", entry.log, entry.first, error)
+            return []
+        if followed.following <= entry.last:
+            logger.warning(
+                "events %d to %d of %s are gone: name the store that has them",
+                followed.following,
+                entry.last,
+                entry.log,
+            )
+        if not followed.finished:
+            self._known[entry.log] = followed
+            if len(self._known) > EPISODES_KNOWN:
+                del self._known[next(iter(self._known))]
+        return spans
+
+    async def _read(self, log: str, followed: _Followed, last: int | None = None) -> list[Span]:
+        """Fold the log up to `last`; the spans that ended there."""
+        spans: list[Span] = []
+        while last is None or followed.following <= last:
+            left = EVENTS_AT_ONCE if last is None else last - followed.following + 1
+            limit = min(left, EVENTS_AT_ONCE)
+            events = await self.logs.read(log, followed.following, limit=limit)
+            if not events:
+                break
+            spans += followed.add(e for e in events if last is None or e.seq <= last)
+            if events[-1].seq >= (last or events[-1].seq + 1):
+                break
+        return spans
+
+    async def _send(self, log: str, spans: Sequence[Span]) -> None:
+        """Send, again and again until the collector has it."""
+        for begin in range(0, len(spans), SPANS_AT_ONCE):
+            batch = spans[begin : begin + SPANS_AT_ONCE]
+            pause_s = FIRST_PAUSE_S
+            while not await self.sink.send(batch):
+                telemetry.SPANS_REFUSED.add(len(batch))
+                if pause_s == FIRST_PAUSE_S:
+                    logger.warning("collector %s does not take spans yet", self.sink.endpoint)
+                await anyio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            telemetry.SPANS.add(len(batch))
+            self.sent += len(batch)
+            self.episodes.add(log)
