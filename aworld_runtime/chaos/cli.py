@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.add_argument("--seconds", type=float, default=120.0, help="of faults (default 120)")
     parser.add_argument("--seed", type=int, default=0, help="of the schedule (default 0)")
+    parser.add_argument(
+        "--load", type=int, default=16, metavar="N", help="episodes at once (default 16)"
+    )
     parser.add_argument("--faults", metavar="KIND,KIND", help="these kinds only (default: all)")
     parser.add_argument("--list", action="store_true", help="list the kinds of faults and exit")
     parser.add_argument(
@@ -56,6 +59,8 @@ def chaos_command(arguments: argparse.Namespace) -> int:
     kinds = _kinds(arguments.faults)
     if arguments.seconds <= 0:
         raise UsageError(f"--seconds {arguments.seconds:g}: expected more than 0")
+    if arguments.load < 1:
+        raise UsageError(f"--load {arguments.load}: expected 1 or more")
     from aworld_runtime.chaos.run import Options, run
     from aworld_runtime.chaos.stage import find_mongo
 
@@ -66,7 +71,7 @@ def chaos_command(arguments: argparse.Namespace) -> int:
     if kept is not None and kept.exists() and any(kept.iterdir()):
         raise UsageError(f"--keep {kept}: it is not empty; name another folder")
     folder = (kept or Path(tempfile.mkdtemp(prefix="aworld-chaos-"))).resolve()
-    options = Options(arguments.seconds, arguments.seed, kinds, folder, mongo)
+    options = Options(arguments.seconds, arguments.seed, kinds, folder, arguments.load, mongo)
     try:
         result = run_async(run, options, _say)
     except BaseException:

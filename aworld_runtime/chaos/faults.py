@@ -268,6 +268,7 @@ async def _keep_full(filler: Path) -> None:
             disk = os.statvfs(filler)
             free = disk.f_bavail * disk.f_frsize
             if free > SPARE_BYTES:
-                os.posix_fallocate(file.fileno(), file.tell(), free)
+                with suppress(OSError):  # others were faster
+                    os.posix_fallocate(file.fileno(), file.tell(), free)
                 file.seek(0, os.SEEK_END)
             await anyio.sleep(0.2)

@@ -51,6 +51,8 @@ class Options:
     seed: int
     kinds: Collection[str]
     folder: Path
+    load: int
+    """Episodes at once."""
     mongo_program: str | None = None
 
 
@@ -73,7 +75,11 @@ async def run(options: Options, say: Say) -> Result:
     small_disks = any(fault.kind.endswith("disk_full") for fault in plan)
     options.folder.mkdir(parents=True, exist_ok=True)
     async with on_stage(
-        options.folder, options.seed, options.mongo_program, small_disks=small_disks
+        options.folder,
+        options.seed,
+        load=options.load,
+        mongo_program=options.mongo_program,
+        small_disks=small_disks,
     ) as stage:
         async with open_bus(stage.url(stage.server.port)) as bus:
             run = _Run(options, stage, bus, say)

@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 4
 TOOL_WORKERS = 2
-OUTSTANDING = 24
 OUTAGE_S = 60
 """How long the parts wait for a server that is away: longer than any fault."""
 READY_S = 20.0
@@ -67,7 +66,7 @@ class Stage:
     """Inside `async with on_stage(...)`."""
 
     def __init__(
-        self, folder: Path, seed: int, mongo_program: str | None, tasks: TaskGroup
+        self, folder: Path, seed: int, load: int, mongo_program: str | None, tasks: TaskGroup
     ) -> None:
         self.folder = folder
         self.mongo_program = mongo_program
@@ -86,7 +85,7 @@ class Stage:
             bus="",
             store="",
             folder=str(folder),
-            outstanding=OUTSTANDING,
+            outstanding=load,
         )
         self._mongo: ChildProcess | None = None
         self._mongo_port = 0
@@ -316,11 +315,11 @@ PARTS = {
 
 @asynccontextmanager
 async def on_stage(
-    folder: Path, seed: int, mongo_program: str | None, *, small_disks: bool
+    folder: Path, seed: int, *, load: int, mongo_program: str | None, small_disks: bool
 ) -> AsyncGenerator[Stage]:
     """A stage with everything running; stopped at the end, however it comes."""
     async with anyio.create_task_group() as tasks:
-        stage = Stage(folder, seed, mongo_program, tasks)
+        stage = Stage(folder, seed, load, mongo_program, tasks)
         try:
             await stage.open(small_disks=small_disks)
             yield stage

@@ -44,6 +44,8 @@ LARGE_EVERY = 37
 LARGE_BYTES = 90_000
 TOOL = "measure"
 CALL_S = 30.0
+MEASURE_S = 0.2
+"""An episode lasts a few seconds, so that faults strike in its middle."""
 ANSWERS = (ToolReturned, ToolFailed, AnswerProposed)
 MISDEEDS = ("raises", "exits", "hangs", "blocks", "chatters", "unwritable", "too_large")
 
@@ -112,6 +114,7 @@ class Measure(BaseTool):
         return ToolSpec(name=TOOL, description="Measures a place of the walk.")
 
     async def run(self, **arguments: JsonValue) -> JsonValue:
+        await anyio.sleep(MEASURE_S)
         return {"measured": arguments}
 
 

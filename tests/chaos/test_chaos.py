@@ -44,7 +44,9 @@ def chaos(*arguments: str, folder: Path) -> dict[str, Any]:
     ],
 )
 def test_healthy_work_comes_through(seed: int, kinds: str, tmp_path: Path) -> None:
-    result = chaos("--seconds", "8", "--seed", str(seed), "--faults", kinds, folder=tmp_path)
+    result = chaos(
+        "--seconds", "8", "--load", "4", "--seed", str(seed), "--faults", kinds, folder=tmp_path
+    )
 
     assert result["violations"] == []
     assert result["acked"] > 1_000
@@ -61,10 +63,12 @@ def test_ctrl_c_leaves_no_process_and_says_where_everything_is(tmp_path: Path) -
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_until_sync(lambda: bool(list(kept.glob("history/submitter*"))), 30, "work begins")
-
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    try:
+        wait_until_sync(lambda: bool(list(kept.glob("history/submitter*"))), 30, "work begins")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
 
     assert process.returncode == 130
     assert str(kept) in said
