@@ -28,6 +28,8 @@ LEASE_S = 2.0
 """Seconds after the last sign of life at which a delivery goes to another consumer."""
 MAX_DELIVERIES = 3
 """Failed tries after which a delivery goes to the dead letters."""
+DEAD_MAIL = "mail"
+"""The queue whose dead letters are mail that could not be read."""
 Lane: TypeAlias = Literal["control", "data"]
 """One of the two streams of a log's mail."""
 RETIRED_S = 24 * 3600.0
@@ -75,7 +77,11 @@ class DeadLetter:
     """None where the bytes could not be decoded; `raw` holds them."""
     reason: str
     deliveries: int
+    time: datetime
+    """When that was."""
     raw: bytes = b""
+    log: str | None = None
+    """Whose mail it was; None for work of a queue."""
 
 
 class Delivery(Protocol):
@@ -305,9 +311,24 @@ class Bus(Protocol):
         """Events in the queue that nobody has settled yet, those that wait for their time included."""
         ...
 
-    async def dead_letters(self, queue: str) -> list[DeadLetter]: ...
+    async def dead_letter_queues(self) -> list[str]:
+        """The queues that have dead letters; among them `DEAD_MAIL` where mail could not be read."""
+        ...
+
+    async def dead_letters(self, queue: str, *, limit: int = 10_000) -> list[DeadLetter]:
+        """What the queue gave up on, oldest first."""
+        ...
+
     async def requeue(self, queue: str, dead_letter_id: str) -> None:
-        """Put a dead letter's event back on its queue, with all its tries again.
+        """Put a dead letter's event back on its queue, with all its tries again; mail, into its log's mail.
+
+        Raises:
+            NotFoundError: no such dead letter.
+        """
+        ...
+
+    async def drop(self, queue: str, dead_letter_id: str) -> None:
+        """Forget a dead letter.
 
         Raises:
             NotFoundError: no such dead letter.

@@ -1002,9 +1002,34 @@ async def test_a_dead_letter_can_be_put_back_and_has_all_its_tries_again(bus: Bu
         await delivery.ack()
 
 
-async def test_putting_back_an_unknown_dead_letter_is_an_error(bus: Bus) -> None:
-    with pytest.raises(NotFoundError, match="queue"):
-        await bus.requeue("queue", "1-1")
+async def test_an_unknown_dead_letter_can_be_neither_put_back_nor_dropped(bus: Bus) -> None:
+    for unknown in ("1-1", "what?"):
+        for change in (bus.requeue, bus.drop):
+            with pytest.raises(NotFoundError, match=re.escape(f"no dead letter {unknown!r}")):
+                await change("queue", unknown)
+
+
+async def test_dead_letters_are_found_and_dropped(bus: Bus) -> None:
+    assert await bus.dead_letter_queues() == []
+    for queue, text in [("b", "1"), ("a", "2"), ("a", "3"), ("quiet", "4")]:
+        await bus.put(queue, note(text))
+    for queue, number in [("a", 2), ("b", 1)]:
+        async with bus.consume(queue, consumer="c", credit=2) as consumer:
+            for _ in range(number):
+                await (await soon(consumer.take())).dead_letter("no")
+    assert await bus.dead_letter_queues() == ["a", "b"]
+    (oldest,) = await bus.dead_letters("a", limit=1)
+    assert oldest.event is not None
+    assert text_of(oldest.event) == "2"
+    assert abs(oldest.time - bus.now()) < timedelta(seconds=10)
+    await bus.drop("a", oldest.id)
+    assert [texts([letter.event]) for letter in await bus.dead_letters("a") if letter.event] == [
+        ["3"]
+    ]
+    (last,) = await bus.dead_letters("b")
+    await bus.drop("b", last.id)
+    assert await bus.dead_letter_queues() == ["a"]
+    assert await bus.backlog("a") == 0
 
 
 async def test_bytes_that_are_no_event_become_a_dead_letter_and_the_rest_flows(

@@ -1,5 +1,6 @@
 """The command line, as processes: exit codes, messages, what it prints."""
 
+import base64
 import json
 import os
 import re
@@ -20,10 +21,13 @@ from typing import Any, Protocol
 
 import pytest
 from anyio import create_task_group, to_thread
+from redis.asyncio import Redis
 
 from aworld_runtime import cli
 from aworld_runtime.bus.base import NodeInfo
 from aworld_runtime.bus.open import open_bus
+from aworld_runtime.bus.redis.keys import Keys
+from aworld_runtime.bus.redis.scripts import BODY
 from aworld_runtime.bus.server import PrivateServer, find_server_binary
 from aworld_runtime.cli.counts import count
 from aworld_runtime.cli.replay import side_by_side
@@ -37,6 +41,7 @@ from aworld_runtime.events import (
     EventData,
     GroupCompleted,
     GroupRequested,
+    MessagePosted,
     NodeJoined,
     NodeLeft,
     RunFinished,
@@ -642,6 +647,61 @@ async def test_episodes_are_paused_resumed_and_cancelled_by_hand(
         assert (await runtime.result(other)).reason == "cancelled"
         nobody = await call("pause", "nope")
         assert (nobody.returncode, "no episode 'nope'" in nobody.stderr) == (2, True)
+
+
+async def test_dead_letters_are_listed_shown_requeued_and_dropped(
+    aworld: Aworld, bus_url: str
+) -> None:
+    url = f"{bus_url}?namespace=dead"
+
+    async def call(action: str, *arguments: str) -> Done:
+        command = ("dead-letter", action, *arguments, "--bus", url)
+        return await to_thread.run_sync(aworld, *command)
+
+    def note(text: str, **metadata: Any) -> Event:
+        return Event.of(MessagePosted(content=text), source="test/1", **metadata)
+
+    assert (await call("list")).stdout == "no dead letters\n"
+    async with open_bus(url) as bus, Redis.from_url(bus_url) as admin:
+        await admin.xadd(Keys("dead").queue("work").work, {BODY: b"\x1b[2J no event"})
+        late = note("late", deadline=bus.now() - timedelta(seconds=1))
+        await bus.put("work", note("\x1b[31mred\u202e"), late)
+        async with bus.consume("work", consumer="c") as consumer:
+            await (await consumer.take()).dead_letter("handler failed:\x1b[2J\nno")
+
+            async def all_dead() -> bool:
+                return len(await bus.dead_letters("work")) == 3
+
+            async with create_task_group() as tasks:
+                tasks.start_soon(consumer.take)
+                await wait_until(all_dead, description="three dead letters")
+                tasks.cancel_scope.cancel()
+        listed = (await call("list")).stdout
+        assert "handler failed:\\x1b[2J no" in listed
+        assert "has passed" in listed
+        letters = [
+            json.loads(x) for x in (await call("list", "work", "--json")).stdout.splitlines()
+        ]
+        by_type = {x["event"] and x["event"]["data"]["content"]: x["id"] for x in letters}
+        raw = next(base64.b64decode(x["raw_base64"]) for x in letters if x["event"] is None)
+        assert raw == b"\x1b[2J no event"
+        shown = (await call("show", "work", "--all")).stdout
+        assert "\x1b" not in listed + shown
+        assert "\u202e" not in shown
+        assert "b'\\x1b[2J no event'" in shown
+        requeued = await call("requeue", "work", "--all")
+        assert requeued.returncode == 1
+        assert "left: its deadline" in requeued.stdout
+        assert requeued.stdout.count("requeued") == 2
+        assert await bus.backlog("work") == 2
+        dropped = await call("drop", "work", by_type["late"], "--json")
+        assert json.loads(dropped.stdout)["outcome"] == "dropped"
+        for wrong, said in [
+            (("drop", "work"), "give IDs, or --all"),
+            (("show", "work", "1-1"), "no dead letter '1-1'"),
+        ]:
+            refused = await call(*wrong)
+            assert (refused.returncode, said in refused.stderr) == (2, True)
 
 
 async def test_an_episode_without_an_owner_hears_later_that_it_is_cancelled(

@@ -18,6 +18,7 @@ from anyio.abc import SocketStream
 from redis.asyncio import Redis
 
 from aworld_runtime.bus import Bus, open_bus
+from aworld_runtime.bus.base import DEAD_MAIL
 from aworld_runtime.bus.redis import RedisBus
 from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.link import BATCH_CALLS
@@ -29,7 +30,7 @@ from aworld_runtime.errors import (
     Fenced,
     ProcessError,
 )
-from aworld_runtime.events import EpisodeCancelled, EpisodeTakenOver, Event, MessagePosted
+from aworld_runtime.events import EpisodeCancelled, EpisodeTakenOver, Event, MessagePosted, Registry
 from aworld_runtime.processes import HOST, spawn
 from tests.waiting import wait_until
 
@@ -632,6 +633,25 @@ def test_the_shared_clock_is_the_servers_and_goes_on_by_itself() -> None:
     first = clock.now()
     assert 3600.5 <= first.timestamp() < 3610
     assert clock.now() >= first
+
+
+async def test_mail_that_cannot_be_read_can_be_mailed_again(server: PrivateServer) -> None:
+    """As when a module that defines an event type was not imported."""
+    ignorant = Registry()
+    del ignorant.types["message.posted"]
+    async with open_bus(server.url) as bus:
+        await bus.send_mail("log", note("news"))
+        async with open_bus(server.url, ignorant) as owner, owner.mailbox("log") as box:
+            with anyio.move_on_after(0.5):
+                await anext(box)
+        assert await bus.dead_letter_queues() == [DEAD_MAIL]
+        (letter,) = await bus.dead_letters(DEAD_MAIL)
+        assert (letter.log, "message.posted" in letter.reason) == ("log", True)
+        await bus.requeue(DEAD_MAIL, letter.id)
+        assert await bus.dead_letter_queues() == []
+        async with bus.mailbox("log") as box:
+            (mail,) = await anext(box)
+        assert mail.event.data == MessagePosted(content="news")
 
 
 async def test_control_mail_is_sent_before_calls_that_wait(server: PrivateServer) -> None:

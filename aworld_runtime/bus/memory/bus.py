@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
-from itertools import count
+from itertools import count, islice
 from typing import Self
 from urllib.parse import parse_qsl, urlsplit
 
@@ -211,16 +211,27 @@ class MemoryBus:
         entry = self._queues.get(queue)
         return entry.unsettled if entry else 0
 
-    async def dead_letters(self, queue: str) -> list[DeadLetter]:
+    async def dead_letter_queues(self) -> list[str]:
+        return sorted(name for name, entry in self._queues.items() if entry.dead)
+
+    async def dead_letters(self, queue: str, *, limit: int = 10_000) -> list[DeadLetter]:
         entry = self._queues.get(queue)
-        return list(entry.dead.values()) if entry else []
+        return list(islice(entry.dead.values(), limit)) if entry else []
 
     async def requeue(self, queue: str, dead_letter_id: str) -> None:
+        letter = self._pop_dead(queue, dead_letter_id)
+        if letter.event is not None:
+            self._queue(queue).add(Work(letter.event))
+
+    async def drop(self, queue: str, dead_letter_id: str) -> None:
+        self._pop_dead(queue, dead_letter_id)
+
+    def _pop_dead(self, queue: str, dead_letter_id: str) -> DeadLetter:
         entry = self._queues.get(queue)
         letter = entry.dead.pop(dead_letter_id, None) if entry else None
-        if entry is None or letter is None or letter.event is None:
+        if letter is None:
             raise NotFoundError(f"queue {queue!r} has no dead letter {dead_letter_id!r}")
-        entry.add(Work(letter.event))
+        return letter
 
     async def request(self, queue: str, event: Event, *, timeout_s: float) -> Event:
         reply = self._replies[event.id] = Reply()

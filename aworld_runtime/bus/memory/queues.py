@@ -77,7 +77,7 @@ class Queue:
 
     def give_up(self, work: Work, reason: str) -> None:
         self.unsettled -= 1
-        letter = DeadLetter(new_id(), self.name, work.event, reason, work.deliveries)
+        letter = DeadLetter(new_id(), self.name, work.event, reason, work.deliveries, utc_now())
         self.dead[letter.id] = letter
         telemetry.DEAD.add()
 

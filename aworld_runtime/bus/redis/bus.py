@@ -31,6 +31,7 @@ from aworld_runtime.bus.limits import broadcast_body
 from aworld_runtime.bus.redis import scripts
 from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.consumer import RedisConsumer, Services
+from aworld_runtime.bus.redis.dead import DeadLetters
 from aworld_runtime.bus.redis.feed import FeedReader
 from aworld_runtime.bus.redis.follow import SWEEP_S, Follows
 from aworld_runtime.bus.redis.heartbeat import Heartbeat
@@ -39,15 +40,13 @@ from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.lanes import Listener, Waiting
 from aworld_runtime.bus.redis.link import SILENT_S, ServerLink
 from aworld_runtime.bus.redis.readers import Mailbox, Tail
-from aworld_runtime.bus.redis.scripts import BODY, DELIVERIES, REASON, Entry
+from aworld_runtime.bus.redis.scripts import Entry
 from aworld_runtime.bus.redis.timers import Timers
 from aworld_runtime.bus.redis.wire import CONNECT_S, Address, Unreachable
 from aworld_runtime.errors import (
     BusUnavailableError,
     ConfigError,
-    EventError,
     Fenced,
-    NotFoundError,
     RequestTimeoutError,
 )
 from aworld_runtime.events import EpisodeForked, Event, Registry, new_id
@@ -58,8 +57,6 @@ logger = logging.getLogger(__name__)
 OLDEST_SERVER = (7, 0)
 READ_BATCH = 256
 """Events in one reply: a long log must not keep the others' calls waiting."""
-DEAD_MAIL = "mail"
-"""The queue whose dead letters are mail that could not be read."""
 
 
 class RedisBus:
@@ -79,6 +76,7 @@ class RedisBus:
         self._follows = Follows(self._link, self._hints)
         self._timers = Timers(self._link)
         self._clock = Clock()
+        self._dead = DeadLetters(self._link, self._keys, registry)
         self._heartbeat = Heartbeat(self._address)
         self._consumers: set[RedisConsumer] = set()
         self._tasks: TaskGroup | None = None
@@ -269,6 +267,7 @@ class RedisBus:
             self._heartbeat,
             self._registry,
             self._clock,
+            self._keys.dead_queues,
             self._address.outage_s,
         )
         place = RedisConsumer(
@@ -293,17 +292,17 @@ class RedisBus:
         work = await self._link.call(b"XLEN", keys.work)
         return work + await self._link.call(b"ZCARD", keys.delayed)
 
-    async def dead_letters(self, queue: str) -> list[DeadLetter]:
-        reply = await self._link.call(b"XRANGE", self._keys.queue(queue).dead, b"-", b"+")
-        return [self._dead_letter(queue, entry) for entry in scripts.entries(reply)]
+    async def dead_letter_queues(self) -> list[str]:
+        return await self._dead.queues()
+
+    async def dead_letters(self, queue: str, *, limit: int = 10_000) -> list[DeadLetter]:
+        return await self._dead.of(queue, limit)
 
     async def requeue(self, queue: str, dead_letter_id: str) -> None:
-        # Not by asking the server: what is no id is an error to it.
-        known = re.fullmatch(r"\d+-\d+", dead_letter_id) and await scripts.requeue(
-            self._link, self._keys.queue(queue), dead_letter_id
-        )
-        if not known:
-            raise NotFoundError(f"queue {queue!r} has no dead letter {dead_letter_id!r}")
+        await self._dead.requeue(queue, dead_letter_id)
+
+    async def drop(self, queue: str, dead_letter_id: str) -> None:
+        await self._dead.drop(queue, dead_letter_id)
 
     async def request(self, queue: str, event: Event, *, timeout_s: float) -> Event:
         key = self._keys.reply(event.id)
@@ -419,30 +418,12 @@ class RedisBus:
         return [event.id for event in there] == [event.id for event in events]
 
     async def _bury_mail(self, log: str, stream: bytes, entry: Entry, reason: str) -> None:
-        dead = self._keys.queue(DEAD_MAIL).dead
-        await scripts.bury_mail(self._link, stream, dead, entry, log=log, reason=reason)
+        await self._dead.bury_mail(log, stream, entry, reason)
         telemetry.DEAD.add()
 
     def _event(self, entry: Entry) -> Event:
         entry_id, fields = entry
         return self._registry.decode(fields[1], seq=_seq(entry_id))
-
-    def _dead_letter(self, queue: str, entry: Entry) -> DeadLetter:
-        entry_id, fields = entry
-        values = dict(zip(fields[::2], fields[1::2], strict=True))
-        raw = values[BODY]
-        try:
-            event = self._registry.decode(raw)
-        except EventError:
-            event = None
-        return DeadLetter(
-            id=entry_id.decode(),
-            queue=queue,
-            event=event,
-            reason=values[REASON].decode(errors="replace"),
-            deliveries=int(values[DELIVERIES]),
-            raw=raw,
-        )
 
 
 def _forks_at(expected_seq: int, events: Sequence[Event]) -> bool:

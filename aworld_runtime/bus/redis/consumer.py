@@ -74,6 +74,8 @@ class Services:
     heartbeat: Heartbeat
     registry: Registry
     clock: Clock
+    dead_queues: bytes
+    """Key of the set of queues that have dead letters."""
     outage_s: float
 
 
@@ -139,9 +141,7 @@ class RedisDelivery:
         consumer = self._consumer
         if consumer.settling(self):
             try:
-                done = await scripts.bury(
-                    consumer.services.link, consumer.keys, self._held(), reason
-                )
+                done = await consumer.bury(self._held(), reason)
                 self.lost = not done
                 telemetry.DEAD.add(done)
                 telemetry.LOST_LEASES.add(not done)
@@ -258,6 +258,12 @@ class RedisConsumer:
     def unsettled(self) -> int:
         """Deliveries that were taken and are not settled."""
         return self._unsettled
+
+    async def bury(self, held: Held, reason: str) -> bool:
+        """Make work a dead letter of a queue that is known to have some; whether it was held."""
+        link = self.services.link
+        await link.call(b"SADD", self.services.dead_queues, self.queue)
+        return await scripts.bury(link, self.keys, held, reason)
 
     # for the bus
 
@@ -475,7 +481,7 @@ class RedisConsumer:
 
     async def _bury(self, held: Held, reason: str) -> None:
         try:
-            telemetry.DEAD.add(await scripts.bury(self.services.link, self.keys, held, reason))
+            telemetry.DEAD.add(await self.bury(held, reason))
         except BusError as error:
             # It stays pending and is buried when its lease has run out.
             logger.warning("dead work on queue %r not buried yet: %s", self.queue, error)

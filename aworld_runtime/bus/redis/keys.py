@@ -5,6 +5,7 @@
     feed          the namespace; trimmed behind its readers
     feed:id       the namespace; goes only where all else goes too
     work, delayed, dead     the queue
+    dead (without a queue)  the namespace; names of the queues that ever had dead letters
     reply, nodes  TTL
     staging       TTL; becomes a log
 
@@ -85,6 +86,11 @@ class Keys:
     def queue(self, name: str) -> QueueKeys:
         tag = f"{self.namespace}:{{q:{name}}}"
         return QueueKeys(f"{tag}:work".encode(), f"{tag}:delayed".encode(), f"{tag}:dead".encode())
+
+    @property
+    def dead_queues(self) -> bytes:
+        """Set of the queues that ever had dead letters."""
+        return f"{self.namespace}:dead".encode()
 
     def reply(self, request_id: str) -> bytes:
         """Also the channel of its hint."""

@@ -247,7 +247,8 @@ class ServerLink:
             raise BusUnavailableError(f"bus {self._address.url} is not open: use `async with`")
         size = CALL_BYTES + sum(map(len, arguments))
         room = self._address.outbox_bytes - self._waiting_bytes
-        if size > room and self._waiting_bytes and script is not None and script.adds:
+        adds = script is not None and script.adds and not urgent
+        if size > room and self._waiting_bytes and adds:
             raise BusFullError(
                 f"bus {self._address.url}: {self._waiting_bytes} bytes wait for an answer, {size} more are above"
                 f" outbox_mb={self._address.outbox_bytes / MB:g}: the server is away, or slower than its callers."

@@ -497,16 +497,6 @@ async def requeue(link: Link, keys: QueueKeys, letter_id: str) -> bool:
     return bool(await link.run_script(_REQUEUE, (keys.work, keys.dead), (letter_id,)))
 
 
-async def bury_mail(
-    link: Link, mail: bytes, dead: bytes, entry: Entry, *, log: str, reason: str
-) -> None:
-    """Move mail that can't be read to the dead letters: in two steps, as they may stand on two nodes."""
-    entry_id, fields = entry
-    facts = (BODY, fields[1], REASON, reason, DELIVERIES, b"1", LOG, log)
-    await link.call(b"XADD", dead, b"*", *facts)
-    await link.call(b"XDEL", mail, entry_id)
-
-
 # --- replies and nodes -----------------------------------------------------------------------------
 
 _REPLY = Script(
