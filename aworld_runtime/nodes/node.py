@@ -10,7 +10,7 @@ from typing import Protocol, cast
 from pydantic import JsonValue
 
 from aworld_runtime.errors import AWorldError, ConfigError, UnknownProgramError
-from aworld_runtime.events import Event
+from aworld_runtime.events import Event, SubscriptionChanged
 from aworld_runtime.nodes.context import Context
 from aworld_runtime.tools.base import BaseTool
 from aworld_runtime.tools.call import told
@@ -51,12 +51,19 @@ class Program:
     """Events that may follow from one another before the episode ends with `hop_limit`. A turn with a tool call takes two, so
     the longest honest episodes pass; roles that hand over to each other for ever, without a model between them, don't."""
 
+    by_role: Mapping[str, Node] = field(init=False, repr=False, compare=False)
+    subscribed: SubscriptionChanged = field(init=False, repr=False, compare=False)
+    """Who gets what, at first. Made once: all its episodes share it."""
+
     def __post_init__(self) -> None:
         names = [*(node.role for node in self.nodes), *self.tool_names]
         if shared := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(
                 f"name {', '.join(shared)} stands for two of this program's agents and tools: rename one"
             )
+        subscriptions = {node.role: node.subscriptions for node in self.nodes}
+        object.__setattr__(self, "by_role", {node.role: node for node in self.nodes})
+        object.__setattr__(self, "subscribed", SubscriptionChanged(subscriptions=subscriptions))
 
     @property
     def tool_names(self) -> frozenset[str]:

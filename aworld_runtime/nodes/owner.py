@@ -116,10 +116,11 @@ class EpisodeOwner:
         self._worker = worker
         self._tools = program.tools
         self._max_hops = program.max_hops
-        self._inboxes = {node.role: Inbox(node) for node in program.nodes}
-        self._subscriptions: Mapping[str, tuple[str, ...]] = {
-            n.role: n.subscriptions for n in program.nodes
-        }
+        self._nodes = program.by_role
+        self._inboxes: dict[str, Inbox] = {}
+        """Of the roles that have something to handle: of many roles, most of them wait most of the time."""
+        self._subscribed = program.subscribed
+        self._subscriptions: Mapping[str, tuple[str, ...]] = program.subscribed.subscriptions
         self._journals: dict[tuple[str, str], list[Event]] = {}
         self._open_calls: dict[str, Event] = {}
         self._closed_calls: set[str | None] = set()
@@ -257,9 +258,7 @@ class EpisodeOwner:
                 ]
             else:
                 claimed = self._event(EpisodeClaimed(worker=self._worker))
-                subscribed = self._event(
-                    SubscriptionChanged(subscriptions=dict(self._subscriptions))
-                )
+                subscribed = self._event(self._subscribed)
                 opening = [self._requested, claimed, subscribed]
             try:
                 await self._send(partial(self._bus.append, self.log, len(past), opening))
@@ -318,8 +317,8 @@ class EpisodeOwner:
         for event in calls:
             if (event.role, event.causation_id) not in self._journals:
                 self._spawn(self._run_tool, event)
-        for inbox in self._inboxes.values():
-            self._wake(inbox)
+        for role in tuple(self._inboxes):
+            self._wake(role)
         self._spawn(anyio.sleep, 0)  # where nothing was left to do, this finds out
 
     @staticmethod
@@ -345,7 +344,7 @@ class EpisodeOwner:
             self._spawn(self._run_tool, event)
         for role in self._receivers(event):
             self._deliver(event, role)
-            self._wake(self._inboxes[role])
+            self._wake(role)
 
     def _note(self, event: Event) -> None:
         match event.data:
@@ -377,17 +376,19 @@ class EpisodeOwner:
         """Roles that `event` is delivered to: the one it names, or those subscribed to its type."""
         if event.to is not None:
             role = event.to.partition("/")[0]
-            return [role] if role in self._inboxes else []
+            return [role] if role in self._nodes else []
         return [
             role
             for role, prefixes in self._subscriptions.items()
             if role != event.role
-            and role in self._inboxes
+            and role in self._nodes
             and event.type.startswith(prefixes or ("\0",))
         ]
 
     def _deliver(self, event: Event, role: str) -> None:
         if event.hops <= self._max_hops:
+            if role not in self._inboxes:
+                self._inboxes[role] = Inbox(self._nodes[role])
             self._inboxes[role].waiting.append(event)
             return
         why = (
@@ -396,8 +397,9 @@ class EpisodeOwner:
         )
         self._spawn(self._finish, "hop_limit", why)
 
-    def _wake(self, inbox: Inbox) -> None:
-        if inbox.waiting and not inbox.busy:
+    def _wake(self, role: str) -> None:
+        inbox = self._inboxes.get(role)
+        if inbox is not None and not inbox.busy:
             inbox.busy = True
             self._spawn(self._drain, inbox)
 
@@ -423,7 +425,7 @@ class EpisodeOwner:
             await self._pause.over()
             event = inbox.waiting.popleft()
             await self._handle(inbox.node, event)
-        inbox.busy = False
+        del self._inboxes[inbox.node.role]
 
     async def _handle(self, node: Node, event: Event) -> None:
         recorded = self._journals.pop((node.role, event.id), ())
