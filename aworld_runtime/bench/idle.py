@@ -75,14 +75,14 @@ class Asker:
     role = role_name(0)
     subscriptions = (EpisodeRequested.type,)
 
-    def __init__(self, asked: dict[str, Event]) -> None:
+    def __init__(self, asked: dict[str, str]) -> None:
         self._asked = asked
 
     async def handle(self, ctx: Context, event: Event) -> None:
         if isinstance(event.data, HumanAnswered):
             ctx.emit(EpisodeFinished(answer=event.data.answer))
         elif event.episode_id is not None:
-            self._asked[event.episode_id] = ctx.emit(HumanAsked(question="Shall it go on?"))
+            self._asked[event.episode_id] = ctx.emit(HumanAsked(question="Shall it go on?")).id
 
 
 class Bystander:
@@ -98,10 +98,10 @@ class Bystander:
 
 
 class Waiting:
-    """A program of many roles. `asked` is who waits: episode id → its question."""
+    """A program of many roles. `asked` is who waits: episode id → the id of its question."""
 
     def __init__(self, roles: int) -> None:
-        self.asked: dict[str, Event] = {}
+        self.asked: dict[str, str] = {}
         others = [Bystander(role_name(index)) for index in range(1, roles)]
         self._program = Program(nodes=(Asker(self.asked), *others))
 
@@ -175,10 +175,12 @@ class IdleBench:
         """Let episodes end, and see that they do."""
         for episode_id in ids:
             if (asked := self._waiting.asked.pop(episode_id, None)) is not None:
-                answer = asked.caused(
+                answer = Event.of(
                     HumanAnswered(answer=episode_id),
                     source="human/bench",
-                    correlation_id=asked.id,
+                    run_id=runtime.run_id,
+                    episode_id=episode_id,
+                    correlation_id=asked,
                     to=Asker.role,
                 )
                 await runtime.bus.send_mail(episode_log(episode_id), answer)
