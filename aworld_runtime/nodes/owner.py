@@ -220,17 +220,19 @@ class EpisodeOwner:
     async def _append(self, commits: Sequence[Commit]) -> None:
         if self._finished.is_set():
             return
-        batch = self._settle([event for commit in commits for event in commit.events])
+        settled = self._settle([event for commit in commits for event in commit.events])
+        # Numbered here: on `memory://` the log and this owner then share them.
+        batch = [event.at(seq) for seq, event in enumerate(settled, len(self.events) + 1)]
         acks = [mail for commit in commits for mail in commit.acks]
         append = partial(self._bus.append, self.log, len(self.events), batch, acks=acks)
         try:
-            last = await self._send(append)
+            await self._send(append)
         except Fenced:
             if not await self._claim.put_back(self.events):
                 raise
-            last = await self._send(append)
-        for seq, event in enumerate(batch, last - len(batch) + 1):
-            self._accept(event.at(seq))
+            await self._send(append)
+        for event in batch:
+            self._accept(event)
 
     async def _send(self, send: Callable[[], Awaitable[T]]) -> T:
         return await when_there_is_room(send, who=self.log)
@@ -260,6 +262,7 @@ class EpisodeOwner:
                 claimed = self._event(EpisodeClaimed(worker=self._worker))
                 subscribed = self._event(self._subscribed)
                 opening = [self._requested, claimed, subscribed]
+            opening = [event.at(seq) for seq, event in enumerate(opening, len(past) + 1)]
             try:
                 await self._send(partial(self._bus.append, self.log, len(past), opening))
             except Fenced:
@@ -268,7 +271,7 @@ class EpisodeOwner:
                 continue  # the former owner appended since we read, for the last time
             break
         telemetry.TAKEOVERS.add(bool(past))
-        events = [*past, *(e.at(len(past) + i) for i, e in enumerate(opening, 1))]
+        events = [*past, *opening]
         if isinstance(events[-1].data, EpisodeFinished):
             telemetry.EPISODES_FINISHED.add(1, events[-1].data.reason)
             self.events = events

@@ -16,7 +16,8 @@ class Pause:
         self.active = False
         self._began = 0.0
         self._past_s = 0.0
-        self._changed = anyio.Event()
+        self._changed: anyio.Event | None = None
+        """Only while somebody waits for it."""
 
     def begin(self) -> None:
         if not self.active:
@@ -32,7 +33,7 @@ class Pause:
     async def over(self) -> None:
         """Wait until nothing is paused."""
         while self.active:
-            await self._changed.wait()
+            await self._change()
 
     async def sleep(self, seconds: float) -> None:
         """Sleep, without counting pauses."""
@@ -40,15 +41,21 @@ class Pause:
         while (left := until - self._time()) > 0:
             await self.over()
             with anyio.move_on_after(left):
-                await self._changed.wait()
+                await self._change()
 
     def _time(self) -> float:
         """A clock that stands still in a pause."""
         return (self._began if self.active else anyio.current_time()) - self._past_s
 
+    async def _change(self) -> None:
+        if self._changed is None:
+            self._changed = anyio.Event()
+        await self._changed.wait()
+
     def _tell(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
 
 def paused_s(events: Sequence[Event]) -> float:
