@@ -11,16 +11,21 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import NoReturn, Self, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import pytest
+from redis.asyncio import Redis
 
+from aworld_runtime.bus.redis.cluster import SLOTS
+from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.processes import ChildProcess, spawn
+from tests.waiting import wait_until
 
 HOST = "127.0.0.1"
 PORTS = range(12_000, 20_000)
@@ -81,6 +86,62 @@ class MongoServer:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.kill()  # its orderly stop takes seconds, and nobody reads the data again
+
+
+class BusCluster:
+    """Three bus servers that are a cluster, with a third of the slots each, and go on where one is away."""
+
+    OPTIONS: Mapping[str, str] = {
+        "cluster-enabled": "yes",
+        "cluster-require-full-coverage": "no",
+        "cluster-node-timeout": "1000",
+        "repl-diskless-sync": "no",
+    }
+
+    def __init__(self, folder: Path, *, binary: Path | None = None) -> None:
+        self.nodes = [
+            PrivateServer(
+                folder / str(number),
+                options={**self.OPTIONS, "cluster-port": str(_free_port())},
+                binary=binary,
+            )
+            for number in range(3)
+        ]
+
+    @property
+    def url(self) -> str:
+        return f"redis+cluster://{','.join(f'{HOST}:{node.port}' for node in self.nodes)}"
+
+    async def tell(self, node: int, *command: str | int | bytes) -> str:
+        """Give a node a command by the server's own client library; its reply."""
+        async with self.client(node) as client:
+            execute = cast("Callable[..., Awaitable[object]]", client.execute_command)
+            return str(await execute(*command))
+
+    def client(self, node: int) -> Redis:
+        """For one node, `async with`."""
+        return Redis.from_url(self.nodes[node].url, decode_responses=True)
+
+    async def __aenter__(self) -> Self:
+        for node in self.nodes:
+            await node.start()
+        for number, node in enumerate(self.nodes):
+            first, last = number * SLOTS // 3, (number + 1) * SLOTS // 3 - 1
+            await self.tell(number, "CLUSTER", "ADDSLOTSRANGE", first, last)
+            await self.tell(number, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            bus_port = node.options["cluster-port"]
+            await self.tell(0, "CLUSTER", "MEET", HOST, str(node.port), bus_port)
+        for number in range(3):
+            await wait_until(partial(self._knows_all, number), 10.0, "a cluster of three")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for node in self.nodes:
+            await node.stop()
+
+    async def _knows_all(self, number: int) -> bool:
+        facts = (await self.tell(number, "CLUSTER", "INFO")).split()
+        return {"cluster_state:ok", f"cluster_slots_ok:{SLOTS}"} <= set(facts)
 
 
 @asynccontextmanager

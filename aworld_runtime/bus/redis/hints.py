@@ -9,18 +9,16 @@ Lossy: whoever hears also looks for himself now and then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 
 import anyio
 
 from aworld_runtime.bus.redis.wire import (
     REPLY_S,
-    Address,
     ReplyError,
     Unreachable,
     Wire,
-    dial,
     pack,
 )
 from aworld_runtime.errors import ConfigError
@@ -36,11 +34,13 @@ Hearer = Callable[[bytes], None]
 class Hints:
     """One pub/sub connection for everything a bus listens to."""
 
-    def __init__(self, address: Address, on_connect: Callable[[], None]) -> None:
-        self._address = address
+    def __init__(self, dial: Callable[[], Awaitable[Wire]], on_connect: Callable[[], None]) -> None:
+        self._dial = dial
         self._on_connect = on_connect
         """Called after every connection: hints may have been missed."""
         self._hearers: dict[bytes, list[Hearer]] = {}
+        self._watchers: dict[bytes, list[Hearer]] = {}
+        """Who hears of messages on all channels of a pattern."""
         self._confirmed: dict[bytes, asyncio.Event] = {}
         self._wire: Wire | None = None
         self._packed: list[bytes] = []
@@ -62,6 +62,21 @@ class Hints:
                 del self._hearers[channel], self._confirmed[channel]
                 self._say(b"UNSUBSCRIBE", channel)
 
+    @contextmanager
+    def watching(self, pattern: bytes, watcher: Hearer) -> Generator[None]:
+        """Hear on which of a pattern's channels there were messages."""
+        watchers = self._watchers.setdefault(pattern, [])
+        watchers.append(watcher)
+        if len(watchers) == 1:
+            self._say(b"PSUBSCRIBE", pattern)
+        try:
+            yield
+        finally:
+            watchers.remove(watcher)
+            if not watchers:
+                del self._watchers[pattern]
+                self._say(b"PUNSUBSCRIBE", pattern)
+
     async def confirm(self, confirmed: asyncio.Event) -> None:
         """Wait for a confirmation, but not for ever."""
         if not confirmed.is_set():
@@ -72,10 +87,12 @@ class Hints:
         """Connect, hear, connect again; until cancelled."""
         while True:
             try:
-                self._wire, _ = await dial(self._address)
+                self._wire = await self._dial()
                 self._packed.clear()
                 if self._hearers:
                     self._say(b"SUBSCRIBE", *self._hearers)
+                if self._watchers:
+                    self._say(b"PSUBSCRIBE", *self._watchers)
                 self._on_connect()
                 while True:
                     self._hear(await self._receive(self._wire))
@@ -115,6 +132,11 @@ class Hints:
         return reply
 
     def _hear(self, message: Sequence[bytes]) -> None:
+        if len(message) == 4:
+            _, pattern, channel, _ = message
+            for watcher in tuple(self._watchers.get(pattern, ())):
+                watcher(channel)
+            return
         kind, channel, payload = message if len(message) == 3 else (b"", b"", b"")
         if kind == b"message":
             for hearer in tuple(self._hearers.get(channel, ())):

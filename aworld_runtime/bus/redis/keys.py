@@ -74,14 +74,19 @@ class Keys:
         return f"{self._shard(name)}:staging:{name}:{unique}".encode()
 
     @property
-    def feed(self) -> bytes:
-        """The feed. Readers follow one; `shards` stays 1 until they can follow more."""
-        return self.log("").feed
+    def feeds(self) -> list[bytes]:
+        """The feed of each shard."""
+        return [f"{self.namespace}:{{{shard}}}:feed".encode() for shard in range(self.shards)]
+
+    @property
+    def logs(self) -> bytes:
+        """Pattern of the channels on which all logs' hints go out."""
+        return f"{self.namespace}:{{*}}:log:*".encode()
 
     @property
     def feed_id(self) -> bytes:
-        """Which feed this is, beside it."""
-        return self.feed + b":id"
+        """Which feed this is, beside the first."""
+        return self.feeds[0] + b":id"
 
     def queue(self, name: str) -> QueueKeys:
         tag = f"{self.namespace}:{{q:{name}}}"
@@ -103,6 +108,10 @@ class Keys:
     def lane(self, channel: str) -> bytes:
         """A channel, not a key."""
         return f"{self.namespace}:lane:{channel}".encode()
+
+    def shard_of(self, key: bytes) -> int:
+        """Of a log's key."""
+        return int(key[len(self.namespace) + 2 : key.index(b"}")])
 
     def _shard(self, log: str) -> str:
         return f"{self.namespace}:{{{zlib.crc32(log.encode()) % self.shards}}}"

@@ -19,7 +19,9 @@ from typing import Protocol
 import anyio
 
 from aworld_runtime import telemetry
+from aworld_runtime.bus.redis.suitable import check_server
 from aworld_runtime.bus.redis.wire import (
+    ASKING,
     CONNECT_S,
     MB,
     Address,
@@ -105,6 +107,18 @@ class Link(Protocol):
         """Run a script over keys of one slot, an urgent one before the calls that wait; await its reply."""
         ...
 
+    def ask_all(self, *command: Argument) -> list[asyncio.Future[Reply]]:
+        """Send a command to every server. One that is one of several and is away fails at once."""
+        ...
+
+    def place(self, key: bytes, /) -> Address:
+        """Where the key is now. From any thread."""
+        ...
+
+    def doubt(self) -> None:
+        """A key was not in its place: look where they are. From any thread."""
+        ...
+
     async def dial(self, key: bytes | None = None, /) -> Wire:
         """A connection of the caller's own to where `key` is (None: to any server), with the scripts loaded.
 
@@ -114,9 +128,28 @@ class Link(Protocol):
         """
         ...
 
+    async def connect(self) -> dict[str, str]:
+        """The first connection; what the server, or one of them, says about itself.
+
+        Raises:
+            Unreachable: there is none.
+            ConfigError: the server won't do.
+        """
+        ...
+
+    async def run(self) -> None:
+        """Serve the callers until cancelled."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection; whoever still waits gets an error."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class Call:
+    """What waits for its reply."""
+
     script: Script | None
     """None: `arguments` are a command."""
     keys: Sequence[bytes]
@@ -125,15 +158,23 @@ class _Call:
     deadline: float
     reply: asyncio.Future[Reply]
     urgent: bool = False
+    slot: int = 0
+    asking: bool = False
+    """It was sent on to where its keys are being moved."""
+    moves: int = 0
+    """How often it was sent on."""
 
 
 class ServerLink:
     """Implements `Link` for one server; reconnects through an outage."""
 
-    def __init__(self, address: Address, scripts: Sequence[Script]) -> None:
+    def __init__(
+        self, address: Address, scripts: Sequence[Script], *, clustered: bool = False
+    ) -> None:
         self._address = address
+        self._clustered = clustered
         self._prologue = [(b"SCRIPT", b"LOAD", script.text) for script in scripts]
-        self._waiting: deque[_Call] = deque()
+        self._waiting: deque[Call] = deque()
         self._waiting_bytes = 0
         self._called = asyncio.Event()
         self._wire: Wire | None = None
@@ -144,33 +185,29 @@ class ServerLink:
         telemetry.LINK_CALLS.watch(self, ServerLink.waiting_calls)
         telemetry.LINK_BYTES.watch(self, ServerLink.waiting_bytes)
 
-    async def connect(self, patience_s: float = CONNECT_S) -> None:
-        """The first connection; `Unreachable` says why there is none."""
-        self._wire = await self._dial(patience_s)
+    async def connect(self) -> dict[str, str]:
+        self._wire, facts = await self._dial_checked(CONNECT_S)
         self._open = True
-
-    async def ask_server(self) -> dict[str, str]:
-        """What the server says about itself. Before `run`, while nobody else calls."""
-        if self._wire is None:
-            raise Unreachable("not connected")
-        (text,) = await self._wire.exchange(pack([(b"INFO",)]), 1)
-        if isinstance(text, ReplyError):
-            raise Unreachable(str(text))
-        lines = text.decode(errors="replace").splitlines()
-        return dict(line.split(":", 1) for line in lines if ":" in line)
+        return facts
 
     async def dial(self, _key: bytes | None = None, /) -> Wire:
-        return await self._dial(CONNECT_S)
+        return (await dial(self._address, self._prologue))[0]
 
     def slot(self, _key: bytes, /) -> int:
         return 0
+
+    def place(self, _key: bytes, /) -> Address:
+        return self._address
+
+    def doubt(self) -> None:
+        """One server has all keys."""
 
     def call(
         self,
         *command: Argument,
         key: bytes | None = None,  # noqa: ARG002 - one server has all keys
     ) -> asyncio.Future[Reply]:
-        return self._send(None, (), command)
+        return self.post(None, (), command)
 
     def say(
         self,
@@ -178,7 +215,7 @@ class ServerLink:
         key: bytes | None = None,  # noqa: ARG002 - one server has all keys
     ) -> asyncio.Future[Reply]:
         if not self._is_silent():
-            return self._send(None, (), command, patience_s=0.0)
+            return self.post(None, (), command, patience_s=0.0)
         lost = asyncio.get_running_loop().create_future()
         lost.set_exception(BusUnavailableError(f"bus {self._address.url} does not answer"))
         return lost
@@ -191,7 +228,10 @@ class ServerLink:
         *,
         urgent: bool = False,
     ) -> asyncio.Future[Reply]:
-        return self._send(script, keys, arguments, urgent=urgent)
+        return self.post(script, keys, arguments, urgent=urgent)
+
+    def ask_all(self, *command: Argument) -> list[asyncio.Future[Reply]]:
+        return [self.call(*command)]
 
     def waiting_calls(self) -> int:
         return len(self._waiting)
@@ -200,7 +240,6 @@ class ServerLink:
         return self._waiting_bytes
 
     async def run(self) -> None:
-        """Serve the callers until cancelled."""
         pause_s = FIRST_PAUSE_S
         while True:
             if not self._waiting:
@@ -208,7 +247,7 @@ class ServerLink:
                 await self._called.wait()
             try:
                 if self._wire is None:
-                    self._wire = await self._dial(self._patience())
+                    self._wire, _ = await self._dial_checked(self._patience())
                     telemetry.RECONNECTS.add()
                 again = await self._serve(self._wire, self._take_batch())
             except (Unreachable, ConfigError) as error:
@@ -218,31 +257,32 @@ class ServerLink:
             if again is None:
                 pause_s = FIRST_PAUSE_S
                 continue
-            self._expire(again)
+            self.expire(again)
             await anyio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def close(self) -> None:
-        """Close the connection; whoever still waits gets an error."""
         self._open = False
         while self._waiting:
-            self._fail(self._waiting.popleft(), "it was closed")
+            self.fail(self._waiting.popleft(), "it was closed")
         if self._wire is not None:
             await self._wire.close()
             self._wire = None
 
-    async def _dial(self, patience_s: float) -> Wire:
-        return (await dial(self._address, self._prologue, patience_s=patience_s))[0]
-
-    def _send(
+    def post(
         self,
         script: Script | None,
         keys: Sequence[bytes],
         arguments: Sequence[Argument],
         *,
+        slot: int = 0,
         urgent: bool = False,
         patience_s: float | None = None,
     ) -> asyncio.Future[Reply]:
+        """Run a script, or the command that `arguments` are; await the reply.
+
+        A call of no patience is not sent again.
+        """
         if not self._open:
             raise BusUnavailableError(f"bus {self._address.url} is not open: use `async with`")
         size = CALL_BYTES + sum(map(len, arguments))
@@ -256,15 +296,38 @@ class ServerLink:
             )
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._address.outage_s if patience_s is None else patience_s)
-        call = _Call(script, keys, arguments, size, deadline, loop.create_future(), urgent)
-        self._waiting_bytes += size
-        if urgent:
+        call = Call(script, keys, arguments, size, deadline, loop.create_future(), urgent, slot)
+        self.send(call)
+        return call.reply
+
+    def send(self, call: Call) -> None:
+        """Let it wait its turn."""
+        self._waiting_bytes += call.size
+        if call.urgent:
             ahead = sum(1 for _ in takewhile(lambda waiting: waiting.urgent, self._waiting))
             self._waiting.insert(ahead, call)
         else:
             self._waiting.append(call)
         self._called.set()
-        return call.reply
+
+    def fail(self, call: Call, cause: str) -> None:
+        """Tell its caller that the server stayed away."""
+        self._waiting_bytes -= call.size
+        if not call.reply.done():
+            call.reply.set_exception(
+                BusUnavailableError(f"bus {self._address.url} is unavailable: {cause}")
+            )
+
+    async def _dial_checked(self, patience_s: float) -> tuple[Wire, dict[str, str]]:
+        """A connection to a server that will do, and what it says about itself."""
+        prologue = [*self._prologue, (b"INFO",)]
+        wire, replies = await dial(self._address, prologue, patience_s=patience_s)
+        try:
+            facts = check_server(self._address.url, replies[-1], clustered=self._clustered)
+        except ConfigError:
+            wire.drop()
+            raise
+        return wire, facts
 
     def _is_silent(self) -> bool:
         """Whether the server has just been found away, or hasn't answered for a while what was sent."""
@@ -273,8 +336,8 @@ class ServerLink:
             return now - self._failed_at < LONGEST_PAUSE_S
         return self._sent_at is not None and now - self._sent_at > SILENT_S
 
-    def _take_batch(self) -> list[_Call]:
-        batch: list[_Call] = []
+    def _take_batch(self) -> list[Call]:
+        batch: list[Call] = []
         size = 0
         while self._waiting and len(batch) < BATCH_CALLS and size < BATCH_BYTES:
             call = self._waiting.popleft()
@@ -285,20 +348,30 @@ class ServerLink:
                 size += call.size
         return batch
 
-    async def _serve(self, wire: Wire, batch: Sequence[_Call]) -> str | None:
+    async def _serve(self, wire: Wire, batch: Sequence[Call]) -> str | None:
         """Exchange one batch; None if all is answered, else why some of it must be sent again."""
         groups = _merge(batch)
+        commands: list[Command] = []
+        for group in groups:
+            if group[0].asking:
+                commands.append(ASKING)
+            commands.append(_command(group))
         self._sent_at = asyncio.get_running_loop().time()
         try:
-            replies = await wire.exchange(pack(map(_command, groups)), len(groups))
+            replies = iter(await wire.exchange(pack(commands), len(commands)))
         except BaseException:
             self._waiting.extendleft(reversed(batch))
             raise
         finally:
             self._sent_at = None
         again: str | None = None
-        refused: set[_Call] = set()
-        for group, reply in zip(groups, replies, strict=True):
+        refused: set[Call] = set()
+        for group in groups:
+            if group[0].asking:
+                next(replies)
+            reply = next(replies)
+            if isinstance(reply, ReplyError) and self._sent_on(group, reply):
+                continue
             if isinstance(reply, ReplyError) and reply.code in NOT_READY:
                 refused.update(group)
                 again = str(reply)
@@ -310,7 +383,11 @@ class ServerLink:
             self._wire = None
         return again
 
-    def _answer(self, group: Sequence[_Call], reply: Reply) -> None:
+    def _sent_on(self, _group: Sequence[Call], _error: ReplyError, /) -> bool:
+        """Whether the calls are now somebody else's."""
+        return False
+
+    def _answer(self, group: Sequence[Call], reply: Reply) -> None:
         single = len(group) == 1 and not (group[0].script and group[0].script.merges)
         for index, call in enumerate(group):
             self._waiting_bytes -= call.size
@@ -337,21 +414,15 @@ class ServerLink:
         first = min((call.deadline for call in self._waiting), default=now + CONNECT_S)
         return min(max(first - now, 0.1), CONNECT_S)
 
-    def _expire(self, cause: str) -> None:
+    def expire(self, cause: str) -> None:
+        """Fail the calls that have waited too long for a server that is away."""
         now = asyncio.get_running_loop().time()
         for _ in range(len(self._waiting)):
             call = self._waiting.popleft()
             if call.deadline <= now or call.reply.done():
-                self._fail(call, f"it has not answered for {self._address.outage_s:.0f} s: {cause}")
+                self.fail(call, f"it has not answered for {self._address.outage_s:.0f} s: {cause}")
             else:
                 self._waiting.append(call)
-
-    def _fail(self, call: _Call, cause: str) -> None:
-        self._waiting_bytes -= call.size
-        if not call.reply.done():
-            call.reply.set_exception(
-                BusUnavailableError(f"bus {self._address.url} is unavailable: {cause}")
-            )
 
 
 class CommandRefused(BusError):
@@ -362,28 +433,30 @@ class CommandRefused(BusError):
         self.code = code
 
 
-def _merge(batch: Sequence[_Call]) -> list[list[_Call]]:
-    """Calls that are sent as one, together."""
-    groups: list[list[_Call]] = []
-    merged: dict[Script, list[_Call]] = {}
+def _merge(batch: Sequence[Call]) -> list[list[Call]]:
+    """Calls that are sent as one, together: of one script and one slot."""
+    groups: list[list[Call]] = []
+    merged: dict[tuple[Script, int], list[Call]] = {}
     for call in batch:
-        if call.script is None or not call.script.merges:
+        if call.script is None or not call.script.merges or call.asking:
             groups.append([call])
-        elif call.script in merged:
-            merged[call.script].append(call)
-        else:
-            merged[call.script] = group = [call]
+            continue
+        group = merged.get((call.script, call.slot))
+        if group is None:
+            merged[call.script, call.slot] = group = [call]
             groups.append(group)
+        else:
+            group.append(call)
     for group in merged.values():
         group.sort(key=_keys)  # scripts handle neighbors of one key together
     return groups
 
 
-def _keys(call: _Call) -> tuple[bytes, ...]:
+def _keys(call: Call) -> tuple[bytes, ...]:
     return tuple(call.keys)
 
 
-def _command(group: Sequence[_Call]) -> Command:
+def _command(group: Sequence[Call]) -> Command:
     first = group[0]
     if first.script is None:
         return first.arguments

@@ -8,13 +8,14 @@ connection, never the order of replies.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import anyio
 import hiredis
@@ -50,6 +51,7 @@ _pack_command = cast("Callable[[tuple[bytes | str, ...]], bytes]", hiredis.pack_
 
 Argument: TypeAlias = bytes | str
 Command: TypeAlias = Sequence[Argument]
+ASKING: Command = (b"ASKING",)
 Reply: TypeAlias = Any
 """What hiredis makes of a reply: bytes, int, None, a list of replies, or a `ReplyError`."""
 
@@ -74,11 +76,18 @@ class Address:
     url: str
     """Without the password, for messages."""
     server_url: str
-    """As redis-py takes it."""
+    """As redis-py takes it; of a cluster, the first node's."""
     namespace: str = "aworld"
     outage_s: float = OUTAGE_S
     outbox_bytes: int = OUTBOX_MB * MB
     limits: Limits = field(default_factory=Limits)
+    seeds: tuple[str, ...] = ()
+    """`host:port` of the nodes that know a cluster; none: a single server."""
+
+    def node(self, place: str) -> Address:
+        """Of one node of the cluster, at `host:port`."""
+        server_url = at_place(self.server_url, place)
+        return replace(self, url=f"{self.url} (node {place})", server_url=server_url, seeds=())
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -103,9 +112,14 @@ class Address:
                     )
             # Not urlunsplit: it makes unix:/path of unix:///path.
             options = "?" + urlencode(query) if query else ""
-            server_url = f"{parts.scheme}://{parts.netloc}{parts.path}{options}"
+            scheme, _, clustered = parts.scheme.partition("+")
+            user, at, hosts = parts.netloc.rpartition("@")
+            seeds = tuple(map(_place, hosts.split(","))) if clustered else ()
+            if seeds and (parts.path.strip("/0") or query.get("db", "0") != "0"):
+                raise ValueError("a cluster has database 0 alone")
+            server_url = f"{scheme}://{user}{at}{seeds[0] if seeds else hosts}{parts.path}{options}"
             parse_url(server_url)
-            return cls(public, server_url, namespace, outage_s, outbox_bytes, limits)
+            return cls(public, server_url, namespace, outage_s, outbox_bytes, limits, seeds)
         except ValueError as error:
             raise ConfigError(f"bus {public}: {error}") from error
 
@@ -113,6 +127,8 @@ class Address:
 class Wire(AbstractConnection):
     """A connected socket and its replies. Made by `dial`."""
 
+    asking = False
+    """Whether each command is to say that it was sent here although its slot is still elsewhere."""
     _replies: hiredis.Reader
 
     async def open(self) -> None:
@@ -141,6 +157,13 @@ class Wire(AbstractConnection):
             raise
         finally:
             timer.cancel()
+
+    async def ask(self, commands: Sequence[Command], *, patience_s: float = REPLY_S) -> list[Reply]:
+        """Exchange commands for their replies; raises as `exchange` does."""
+        if not self.asking:
+            return await self.exchange(pack(commands), len(commands), patience_s=patience_s)
+        both = [part for command in commands for part in (ASKING, command)]
+        return (await self.exchange(pack(both), len(both), patience_s=patience_s))[1::2]
 
     async def send(self, packed: bytes) -> None:
         """Send commands; `Unreachable` if the connection is gone."""
@@ -246,6 +269,18 @@ async def dial(
             wire.drop()
             raise Unreachable(str(reply))
     return wire, replies
+
+
+def at_place(server_url: str, place: str) -> str:
+    """The same for another server, at `host:port`."""
+    parts = urlsplit(server_url)
+    user, at, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user}{at}{place}"))
+
+
+def _place(host: str) -> str:
+    """`host:port`, the port being 6379 where none is given."""
+    return host if re.search(r":\d+$", host) else f"{host or 'localhost'}:6379"
 
 
 def pack(commands: Iterable[Command]) -> bytes:
