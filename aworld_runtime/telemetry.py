@@ -37,21 +37,23 @@ class Counter:
 
     def __init__(self, name: str, text: str, *labels: str) -> None:
         self.name, self.help, self.labels = name, text, labels
-        self._values: dict[tuple[str, ...], float] = {} if labels else {(): 0}
+        self._total: float = 0
+        self._by_labels: dict[tuple[str, ...], float] = {}
 
     def add(self, amount: float = 1, *labels: str) -> None:
-        values = self._values
-        values[labels] = values.get(labels, 0) + amount
-
-    def value(self, *labels: str) -> float:
-        return self._values.get(labels, 0)
+        if labels:
+            self._by_labels[labels] = self._by_labels.get(labels, 0) + amount
+        else:
+            self._total += amount
 
     def family(self) -> Family:
         from prometheus_client.metrics_core import CounterMetricFamily
 
         family = CounterMetricFamily(self.name, self.help, labels=self.labels)
-        for labels, value in self._values.copy().items():
+        for labels, value in self._by_labels.copy().items():
             family.add_metric(labels, value)
+        if not self.labels:
+            family.add_metric((), self._total)
         return family
 
 
@@ -74,9 +76,6 @@ class Gauge:
     def watch(self, source: T, read: Callable[[T], float], *labels: str) -> None:
         """Add what `read(source)` says, as long as `source` lives."""
         self._watched[source] = (read, labels)
-
-    def value(self, *labels: str) -> float:
-        return self._now().get(labels, 0)
 
     def family(self) -> Family:
         from prometheus_client.metrics_core import GaugeMetricFamily
@@ -154,6 +153,10 @@ APPEND_SECONDS = Histogram(
     bounds=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5),
 )
 PUT = Counter("aworld_bus_put_events_total", "Events that this process put on queues.")
+REFUSED = Counter(
+    "aworld_bus_refused_calls_total",
+    "Puts and mails that were refused: a queue or mailbox was full.",
+)
 MAILED = Counter("aworld_bus_mailed_events_total", "Events that this process sent to logs' owners.")
 DELIVERED = Counter(
     "aworld_bus_delivered_events_total", "Events that consumers of this process took from queues."

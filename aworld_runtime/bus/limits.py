@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
+from aworld_runtime import telemetry
 from aworld_runtime.errors import PayloadTooLargeError, QueueFullError
 from aworld_runtime.events import REFUSE_ABOVE
 
@@ -46,6 +47,7 @@ class Limits:
     def check_queue(self, name: str, length: int) -> None:
         """Refuse work for a queue that holds `length` events."""
         if length >= self.queue:
+            telemetry.REFUSED.add()
             raise QueueFullError(
                 f"queue {name!r} is full: {length} events are unsettled, and queue_limit={self.queue}. Send it again"
                 " later, add consumers, or raise ?queue_limit= in the bus URL"
@@ -54,6 +56,7 @@ class Limits:
     def check_mail(self, log: str, length: int) -> None:
         """Refuse mail for a log that has `length` unacknowledged ones."""
         if length >= self.mail:
+            telemetry.REFUSED.add()
             raise QueueFullError(
                 f"the mailbox of log {log!r} is full: {length} mails wait for its owner, and mail_limit={self.mail}."
                 " Send it again later, see whether the owner is alive, or raise ?mail_limit= in the bus URL"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -12,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from aworld_runtime import telemetry
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.server import PrivateServer
-from aworld_runtime.errors import Fenced
+from aworld_runtime.errors import Fenced, QueueFullError
 from aworld_runtime.events import Event, MessagePosted
 from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.store.open import open_store
@@ -168,6 +170,33 @@ async def test_archiver_counts_what_it_copies(tmp_path: Path, moved: Moved) -> N
         await bus.append("run:r1", 0, [message(), message()])
         await archiver.drain()
     assert dict(moved.since("aworld_archiver")) == {"aworld_archiver_events_total": 2}
+
+
+async def test_what_is_refused_for_want_of_room_is_counted(
+    server: PrivateServer, moved: Moved
+) -> None:
+    for url in ("memory://?queue_limit=1", f"{server.url}?queue_limit=1&namespace={uuid4().hex}"):
+        async with open_bus(url) as bus:
+            await bus.put("work", message())
+            with pytest.raises(QueueFullError):
+                await bus.put("work", message())
+    assert dict(moved.since("aworld_bus_")) == {
+        "aworld_bus_put_events_total": 2,
+        "aworld_bus_refused_calls_total": 2,
+    }
+
+
+def test_without_the_package_the_error_names_the_extra() -> None:
+    code = """
+import sys
+sys.modules["prometheus_client"] = None
+from aworld_runtime.telemetry import exposition
+exposition()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=20
+    )
+    assert done.stderr.splitlines()[-1].endswith("pip install 'aworld-rt[telemetry]'")
 
 
 def test_every_metric_is_named_as_prometheus_names_it_and_explained() -> None:
