@@ -21,7 +21,7 @@ import anyio
 from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus, FeedEntry
 from aworld_runtime.errors import ConfigError, EventError, ExportError
-from aworld_runtime.events import EpisodeFinished, Event
+from aworld_runtime.events import EpisodeFinished, EpisodeForked, Event
 from aworld_runtime.names import episode_of_log
 from aworld_runtime.tracing.spans import Span, SpanFold
 
@@ -87,10 +87,14 @@ class _Followed:
     following: int = 1
     """Seq of the next event."""
     finished: bool = False
+    missing: int = 0
+    """Events at its beginning that are nowhere to be read."""
 
     def add(self, events: Iterable[Event]) -> list[Span]:
         spans: list[Span] = []
         for event in events:
+            if self.following == 1 and not isinstance(event.data, EpisodeForked):
+                self.missing = event.seq - 1
             spans += self.fold.add(event)
             self.following = event.seq + 1
             self.finished = self.finished or isinstance(event.data, EpisodeFinished)
@@ -151,13 +155,9 @@ class Exporter:
         except EventError as error:
             logger.error("no spans of %s from event %d on: %s", entry.log, entry.first, error)
             return []
-        if followed.following <= entry.last:
-            logger.warning(
-                "events %d to %d of %s are gone: name the store that has them",
-                followed.following,
-                entry.last,
-                entry.log,
-            )
+        if followed.missing or followed.following <= entry.last:
+            logger.warning("%s is no longer whole on the bus: name the store, too", entry.log)
+            followed.missing = 0
         if not followed.finished:
             self._known[entry.log] = followed
             if len(self._known) > EPISODES_KNOWN:

@@ -30,6 +30,7 @@ from aworld_runtime.events import (
     EpisodeCancelled,
     EpisodeClaimed,
     EpisodeFinished,
+    EpisodeForked,
     EpisodePaused,
     EpisodeRequested,
     EpisodeResumed,
@@ -179,13 +180,18 @@ class SpanFold:
         self._root_id = _span_id("episode", episode)
         caller = _TRACEPARENT.fullmatch(event.traceparent or "")
         self._trace_id = int(caller[1], 16) if caller else _trace_id(episode)
-        if not isinstance(event.data, EpisodeRequested):
-            return  # the log's beginning is gone: there are its agents, but not the whole
-        program = event.data.program
+        match event.data:
+            case EpisodeRequested(program=program):
+                name, origin = f"invoke_workflow {program}", {"gen_ai.workflow.name": program}
+            case EpisodeForked(parent=parent, at=at):
+                name = "invoke_workflow"
+                origin = {"aworld.forked_from": parent, "aworld.forked_at": at}
+            case _:
+                return  # the log's beginning is gone: there are its agents, but not the whole
         attributes = _present(
             {
                 "gen_ai.operation.name": "invoke_workflow",
-                "gen_ai.workflow.name": program,
+                **origin,
                 "gen_ai.conversation.id": episode,
                 "aworld.run.id": event.run_id,
                 "aworld.group.id": event.group_id,
@@ -194,9 +200,8 @@ class SpanFold:
                 "aworld.seq": event.seq,
             }
         )
-        parent = int(caller[2], 16) if caller else None
-        name = f"invoke_workflow {program}"
-        self._root = _Open(name, self._root_id, parent, event.time, attributes)
+        calling = int(caller[2], 16) if caller else None
+        self._root = _Open(name, self._root_id, calling, event.time, attributes)
 
     def _agent(self, event: Event) -> _Open | None:
         """The span of the agent that made this event; begun where this is the first it did."""

@@ -30,6 +30,7 @@ from aworld_runtime.events import (
     DeliveryHandled,
     EpisodeClaimed,
     EpisodeFinished,
+    EpisodeForked,
     EpisodeRequested,
     EpisodeTakenOver,
     Event,
@@ -278,6 +279,22 @@ def test_what_goes_on_when_the_episode_ends_is_interrupted() -> None:
     assert agent.error is None
     assert whole.attributes["error.type"] == "time_limit"
     assert {chat.end, agent.end, whole.end} == {at(4)}
+
+
+def test_fork_says_what_it_continues() -> None:
+    log = Log()
+    log.events = [
+        Event.of(
+            EpisodeForked(parent="episode:1", at=7),
+            source="fork/1",
+            episode_id=EPISODE,
+            time=at(1),
+        ).at(8)
+    ]
+    (whole,) = spans(log.finished())
+    assert whole.name == "invoke_workflow"
+    assert whole.attributes["aworld.forked_from"] == "episode:1"
+    assert whole.attributes["aworld.forked_at"] == 7
 
 
 def test_spans_of_a_log_without_its_beginning_hang_together() -> None:
