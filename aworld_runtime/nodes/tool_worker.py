@@ -12,6 +12,7 @@ from functools import partial
 
 import anyio
 
+from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus, Consumer, Delivery, NodeInfo
 from aworld_runtime.errors import EventError
 from aworld_runtime.events import ToolCalled, utc_now
@@ -86,12 +87,14 @@ class ToolWorker:
         if not isinstance(delivery.event.data, ToolCalled):
             await bury(delivery, f"expected tool.called, got {delivery.event.type}")
             return
+        event = delivery.event
         self._running[tool] += 1
         try:
-            answer = await answer_call(
-                delivery.event, self._tools[tool], source=f"{tool}/{self._name}", known=self._tools
-            )
-            reply = partial(self._bus.reply, delivery.event, answer)
+            with telemetry.about(episode=event.episode_id, run=event.run_id, worker=self._name):
+                answer = await answer_call(
+                    event, self._tools[tool], source=f"{tool}/{self._name}", known=self._tools
+                )
+            reply = partial(self._bus.reply, event, answer)
             await when_there_is_room(reply, who=f"{tool}/{self._name}")
             await delivery.ack()
         except EventError as error:  # an answer that no log can hold
