@@ -44,7 +44,7 @@ def hostile() -> list[bytes]:
         b"[" * 200_000 + b"]" * 200_000,
         b'{"data":' * 100_000 + b"0" + b"}" * 100_000,
         json.dumps({f"k{i}": i for i in range(500_000)}).encode(),
-        b"x" * (2 * REFUSE_ABOVE),
+        b"x" * (REFUSE_ABOVE + 1),
         b'{"type":"value.recorded","data":{"value":' + b"9" * 100_000 + b"}}",
         b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R.",  # a pickle that runs a program
     ]

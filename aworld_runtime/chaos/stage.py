@@ -9,6 +9,7 @@ All are children that do not outlive this process. A part that ends without havi
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
 import os
 import random
@@ -19,7 +20,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from inspect import isawaitable
 from pathlib import Path
@@ -175,7 +176,10 @@ class Stage:
     def blow(self, kind: str, target: str, began: float | None = None) -> None:
         """Write down what was done, until now."""
         now = time.monotonic()
-        self.blows.append(Blow(kind, target, now if began is None else began, now))
+        blow = Blow(kind, target, now if began is None else began, now)
+        self.blows.append(blow)
+        with (self.folder / "faults.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(blow)) + "\n")
 
     # server, network
 
@@ -326,6 +330,7 @@ async def on_stage(
         finally:
             with anyio.CancelScope(shield=True):
                 await stage.close(orderly=False)
+                stage.unmount_disks()
             tasks.cancel_scope.cancel()
 
 

@@ -12,7 +12,7 @@ from aworld_runtime.chaos.history import Operation
 from aworld_runtime.chaos.plan import KINDS
 
 DEATHS = ("worker_killed", "worker_stopped")
-SETTLED_S = 3.0
+SETTLED_S = 1.0
 """Seconds after an outage in which clients may still be finding their way back."""
 
 
