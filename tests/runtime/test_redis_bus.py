@@ -251,6 +251,26 @@ async def test_a_full_server_refuses_events_and_serves_reads_and_acks(tmp_path: 
         assert await bus.backlog("queue") == 0
 
 
+async def test_work_is_settled_once_a_server_that_refuses_every_change_accepts_one(
+    server: PrivateServer,
+) -> None:
+    async with (
+        open_bus(server.url) as bus,
+        Redis.from_url(server.url) as admin,
+        bus.consume("queue", consumer="c") as consumer,
+    ):
+        await bus.put("queue", note("work"))
+        delivery = await consumer.take()
+        # As with a full disk: memory is free, yet no script may write.
+        await admin.config_set("min-replicas-to-write", 1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(delivery.ack)
+            with pytest.raises(BusFullError):
+                await bus.put("queue", note("more"))
+            await admin.config_set("min-replicas-to-write", 0)
+        assert await bus.backlog("queue") == 0
+
+
 async def test_a_consumer_that_joins_a_full_server_waits_for_room_and_says_so_once(
     server: PrivateServer, caplog: pytest.LogCaptureFixture
 ) -> None:

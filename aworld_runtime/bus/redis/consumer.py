@@ -40,7 +40,13 @@ from aworld_runtime.bus.redis.wire import (
     Wire,
     pack,
 )
-from aworld_runtime.errors import BusError, BusUnavailableError, ConfigError, EventError
+from aworld_runtime.errors import (
+    BusError,
+    BusFullError,
+    BusUnavailableError,
+    ConfigError,
+    EventError,
+)
 from aworld_runtime.events import Event, Registry
 
 logger = logging.getLogger(__name__)
@@ -222,7 +228,7 @@ class RedisConsumer:
         try:
             for begin in range(0, len(ids), ACK_BATCH):
                 batch = ids[begin : begin + ACK_BATCH]
-                losses = await scripts.ack(self.services.link, self.keys, self.name, batch)
+                losses = await self._ack_when_possible(batch)
                 for lost in losses:
                     ours[lost].lost = True
                 telemetry.ACKED.add(len(batch) - len(losses))
@@ -320,6 +326,19 @@ class RedisConsumer:
                 self._unsettled += 1
                 return delivery
         return None
+
+    async def _ack_when_possible(self, ids: Sequence[bytes]) -> Sequence[bytes]:
+        """Settle as done. A server whose memory is full does it; one whose disk is full, once it isn't any more."""
+        deadline = time.monotonic() + self.services.outage_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return await scripts.ack(self.services.link, self.keys, self.name, ids)
+            except BusFullError:
+                if time.monotonic() >= deadline:
+                    raise
+            await anyio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _wait(self, at_most: int) -> None:
         taker = _Taker(asyncio.get_running_loop().create_future(), at_most)
