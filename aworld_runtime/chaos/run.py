@@ -146,7 +146,9 @@ class _Run:
         self._read_histories()
         evidence = Evidence(list(self._operations()), logs, self._stage.blows, self._healthy_answer)
         violations = checker.check(evidence)
-        violations += [Violation("crashes", "", 0, crash) for crash in self._stage.crashes]
+        violations += [
+            Violation("crashes", crash.split(".")[0], 0, crash) for crash in self._stage.crashes
+        ]
         if left:
             violations.append(Violation("processes_left", "", 0, f"{left} processes are left"))
         times = takeover.takeovers(evidence)
