@@ -46,15 +46,25 @@ class NodeInfo(Data):
     name: str
     """`role/instance`, unique."""
     kind: str
-    """worker, tool, environment, trainer, sampler, archiver, agent or launcher."""
+    """worker, tool, environment, trainer, sampler, archiver, janitor, agent or launcher."""
     version: str = ""
     url: str | None = None
     pid: int = 0
     host: str = ""
     load: float = 0.0
     """Fraction of its slots in use."""
+    queues: tuple[str, ...] = ()
+    """Queues it takes work from: its lag is their backlog."""
+    behind_s: float | None = None
+    """Age of the oldest event that it has not yet seen to; none where it follows nothing."""
     since: datetime | None = None
+    seen: datetime | None = None
+    """When it last announced itself; the bus writes it down, by its own clock."""
     detail: dict[str, JsonValue] = {}
+
+    @property
+    def role(self) -> str:
+        return self.name.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)

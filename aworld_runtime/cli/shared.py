@@ -176,11 +176,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def ago(moment: datetime) -> str:
     """How long it has been, as one says it."""
-    passed = max((datetime.now(UTC) - moment).total_seconds(), 0)
-    for unit, seconds in (("days", 86400), ("h", 3600), ("min", 60)):
-        if passed >= 2 * seconds:
-            return f"{passed / seconds:.0f} {unit} ago"
-    return f"{passed:.0f} s ago"
+    return f"{span(max((datetime.now(UTC) - moment).total_seconds(), 0))} ago"
+
+
+def span(seconds: float) -> str:
+    """So many seconds, in the unit that one would say them in."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def one_line(text: str, width: int) -> str:

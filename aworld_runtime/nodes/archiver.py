@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -23,7 +26,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aworld_runtime import telemetry
-from aworld_runtime.bus.base import Bus, FeedEntry
+from aworld_runtime.bus.base import Bus, FeedEntry, NodeInfo
 from aworld_runtime.errors import (
     AWorldError,
     BusError,
@@ -32,9 +35,10 @@ from aworld_runtime.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from aworld_runtime.events import Event, StepFinished
+from aworld_runtime.events import Event, StepFinished, utc_now
 from aworld_runtime.names import episode_of_log, run_of_log
 from aworld_runtime.nodes.marker import is_marker, marked, new_marker
+from aworld_runtime.nodes.presence import announce
 from aworld_runtime.nodes.records import advance, advance_run
 from aworld_runtime.store.base import EpisodeRecord, RunRecord, Store
 
@@ -74,6 +78,7 @@ class Archiver:
         self._oldest = math.inf
         """When the oldest event was made that is read and may not be in the store yet."""
         self._group: TaskGroup | None = None
+        self._since = utc_now()
         telemetry.ARCHIVER_LAG.watch(self, Archiver.lag_s)
 
     async def __aenter__(self) -> Self:
@@ -99,6 +104,12 @@ class Archiver:
 
     async def run(self) -> None:
         """Archive until cancelled. The name of its cursor in the store says which feed the cursor belongs to."""
+        self._since = self._bus.now()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(announce, self._bus, self._nodes, who=self.name))
+            await self._follow()
+
+    async def _follow(self) -> None:
         follower = f"{self.name}@{await self._bus.feed_id()}"
         after = await self._persist(lambda: self._store.cursor(follower))
         async with self._bus.feed(after or "0") as feed:
@@ -106,6 +117,17 @@ class Archiver:
                 await self._archive(follower, entries)
                 await self._gather()
                 self._oldest = math.inf
+
+    def _nodes(self) -> Iterable[NodeInfo]:
+        yield NodeInfo(
+            name=f"{self.name}/{socket.gethostname()}-{os.getpid()}",
+            kind="archiver",
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            behind_s=round(self.lag_s(), 3),
+            since=self._since,
+            detail={"incidents": len(self.incidents)} if self.incidents else {},
+        )
 
     def lag_s(self) -> float:
         """Age of the oldest event that is read and may not be in the store yet; 0 where none is."""

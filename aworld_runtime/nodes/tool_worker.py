@@ -18,10 +18,9 @@ from aworld_runtime.errors import EventError
 from aworld_runtime.events import ToolCalled, utc_now
 from aworld_runtime.names import tool_queue
 from aworld_runtime.nodes.owner import answer_call, bury, try_again
+from aworld_runtime.nodes.presence import announce
 from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.tools.base import BaseTool
-
-ANNOUNCE_EVERY_S = 1.0
 
 
 class ToolWorker:
@@ -45,19 +44,15 @@ class ToolWorker:
         self._since = utc_now()
 
     async def run(self) -> None:
-        try:
-            async with anyio.create_task_group() as tasks:
-                for tool in self._tools:
-                    tasks.start_soon(self._serve, tool)
-                while True:
-                    for tool in self._tools:
-                        announce = partial(self._bus.announce, self._node(tool))
-                        await when_there_is_room(announce, who=f"tool worker {self._name}")
-                    await anyio.sleep(ANNOUNCE_EVERY_S)
-        finally:
-            with anyio.move_on_after(2, shield=True):
-                for tool in self._tools:
-                    await self._bus.withdraw(self._node(tool).name)
+        self._since = self._bus.now()
+        async with anyio.create_task_group() as tasks:
+            for tool in self._tools:
+                tasks.start_soon(self._serve, tool)
+            await announce(
+                self._bus,
+                lambda: map(self._node, self._tools),
+                who=f"tool worker {self._name}",
+            )
 
     def _node(self, tool: str) -> NodeInfo:
         return NodeInfo(
@@ -67,6 +62,7 @@ class ToolWorker:
             pid=os.getpid(),
             host=socket.gethostname(),
             load=self._running[tool] / self._slots,
+            queues=(tool_queue(tool),),
             since=self._since,
         )
 

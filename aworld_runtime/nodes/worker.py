@@ -35,11 +35,11 @@ from aworld_runtime.nodes.claim import restarts
 from aworld_runtime.nodes.connections import Connections
 from aworld_runtime.nodes.node import Program, Runnable, load_program
 from aworld_runtime.nodes.owner import EpisodeOwner, bury, try_again
+from aworld_runtime.nodes.presence import announce
 from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.tools.call import told
 
 logger = logging.getLogger(__name__)
-ANNOUNCE_EVERY_S = 1.0
 PROGRAMS_KEPT = 256
 """Programs that stay loaded, each for other arguments."""
 
@@ -95,7 +95,10 @@ class Worker:
                 ) as consumer,
                 anyio.create_task_group() as tasks,
             ):
-                tasks.start_soon(self._announce)
+                self._since = self._bus.now()
+                tasks.start_soon(
+                    partial(announce, self._bus, self._nodes, who=f"worker {self.name}")
+                )
                 tasks.start_soon(self._watch_server)
                 async with anyio.create_task_group() as taking:
                     taking.start_soon(self._stop_taking, taking)
@@ -112,7 +115,7 @@ class Worker:
             raise first_error(refused) from None
         finally:
             with anyio.move_on_after(2, shield=True):
-                await self._leave()
+                await self._connections.aclose()
 
     @property
     def running(self) -> int:
@@ -253,13 +256,6 @@ class Worker:
             for owner in tuple(self._owners):
                 owner.look()
 
-    async def _announce(self) -> None:
-        while True:
-            for node in self._nodes():
-                announce = partial(self._bus.announce, node)
-                await when_there_is_room(announce, who=f"worker {self.name}")
-            await anyio.sleep(ANNOUNCE_EVERY_S)
-
     def _nodes(self) -> Iterable[NodeInfo]:
         common = {
             "version": self._version,
@@ -274,6 +270,7 @@ class Worker:
                 "name": f"worker/{self.name}",
                 "kind": "worker",
                 "load": load,
+                "queues": (self._queue,),
                 "detail": detail,
                 **common,
             }
@@ -282,11 +279,6 @@ class Worker:
             yield NodeInfo.model_validate(
                 {"name": f"{hosted}/{self.name}", "kind": kind, "load": load, **common}
             )
-
-    async def _leave(self) -> None:
-        for node in self._nodes():
-            await self._bus.withdraw(node.name)
-        await self._connections.aclose()
 
 
 async def check_version(bus: Bus, version: str) -> None:

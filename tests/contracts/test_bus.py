@@ -1419,8 +1419,19 @@ async def test_a_broadcast_above_the_cap_is_refused(bus: Bus) -> None:
 
 def node(name: str, load: float = 0.0) -> NodeInfo:
     return NodeInfo(
-        name=name, kind="tool", version="1", load=load, since=utc_now(), detail={"slots": 2}
+        name=name,
+        kind="tool",
+        version="1",
+        load=load,
+        queues=("tool:calculator",),
+        behind_s=0.5,
+        since=utc_now(),
+        detail={"slots": 2},
     )
+
+
+def unseen(info: NodeInfo) -> NodeInfo:
+    return info.model_copy(update={"seen": None})
 
 
 async def test_nodes_that_announce_themselves_are_listed(connect: Connect) -> None:
@@ -1428,14 +1439,19 @@ async def test_nodes_that_announce_themselves_are_listed(connect: Connect) -> No
     async with connect() as bus, connect() as other:
         await bus.announce(one)
         await bus.announce(two)
-        assert sorted(await other.nodes(), key=lambda info: info.name) == [one, two]
+        listed = sorted(await other.nodes(), key=lambda info: info.name)
+        assert [unseen(info) for info in listed] == [one, two]
+        assert [info.role for info in listed] == ["calculator", "calculator"]
+        assert all(
+            info.seen and abs(info.seen - bus.now()) < timedelta(seconds=5) for info in listed
+        )
 
 
 async def test_a_node_is_listed_as_it_last_announced_itself(bus: Bus) -> None:
     await bus.announce(node("calculator/1", load=0.0))
     latest = node("calculator/1", load=0.5)
     await bus.announce(latest)
-    assert await bus.nodes() == [latest]
+    assert [unseen(info) for info in await bus.nodes()] == [latest]
 
 
 async def test_a_node_that_withdraws_is_gone_at_once(bus: Bus) -> None:

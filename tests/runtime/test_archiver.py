@@ -86,6 +86,18 @@ async def test_everything_appended_is_archived(bus: MemoryBus, store: SQLiteStor
     assert (comparison.logs, comparison.events) == (22, 1103)
 
 
+async def test_an_archiver_says_that_it_is_there_until_it_leaves(
+    bus: MemoryBus, store: SQLiteStore
+) -> None:
+    async with Archiver(bus, store) as archiver:
+        await append(bus, "episode:1", *hello(3))
+        await archiver.drain()
+        (node,) = await bus.nodes()
+        assert (node.role, node.kind) == ("archiver", "archiver")
+        assert node.behind_s is not None
+    assert await bus.nodes() == []
+
+
 async def test_draining_leaves_nothing_behind(bus: MemoryBus, store: SQLiteStore) -> None:
     async with Archiver(bus, store) as archiver:
         await archiver.drain()

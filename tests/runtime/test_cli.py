@@ -649,6 +649,30 @@ async def test_episodes_are_paused_resumed_and_cancelled_by_hand(
         assert (nobody.returncode, "no episode 'nope'" in nobody.stderr) == (2, True)
 
 
+async def test_nodes_are_listed_with_load_lag_and_age(aworld: Aworld, bus_url: str) -> None:
+    url = f"{bus_url}?namespace=nodes"
+    async with open_bus(url) as bus:
+        since = bus.now() - timedelta(minutes=5)
+        queues = ("episodes", "more")
+        worker = NodeInfo(name="worker/w1", kind="worker", load=0.5, queues=queues, since=since)
+        await bus.announce(worker, ttl_s=30)
+        await bus.announce(NodeInfo(name="archiver/a", kind="archiver", behind_s=1.52), ttl_s=30)
+        for queue, number in (("episodes", 2), ("more", 1)):
+            await bus.put(
+                queue, *(run_event(NodeJoined(node="n", kind="k")) for _ in range(number))
+            )
+        listed = await to_thread.run_sync(aworld, "nodes", "--bus", url)
+        rows = [re.split(r"  +", line)[:5] for line in listed.stdout.splitlines()]
+        assert rows == [
+            ["NODE", "KIND", "LOAD", "LAG", "AGE"],
+            ["archiver/a", "archiver", "0%", "1.5 s", "-"],
+            ["worker/w1", "worker", "50%", "3", "5 min"],
+        ]
+        found = await to_thread.run_sync(aworld, "nodes", "--bus", url, "--json")
+        fields = [json.loads(line) for line in found.stdout.splitlines()]
+        assert [(f["role"], f["lag"]) for f in fields] == [("archiver", None), ("worker", 3)]
+
+
 async def test_dead_letters_are_listed_shown_requeued_and_dropped(
     aworld: Aworld, bus_url: str
 ) -> None:

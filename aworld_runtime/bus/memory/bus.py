@@ -280,6 +280,7 @@ class MemoryBus:
     # membership
 
     async def announce(self, node: NodeInfo, *, ttl_s: float = 5.0) -> None:
+        node = node.model_copy(update={"seen": self.now()})
         self._nodes[node.name] = (node, time.monotonic() + ttl_s)
 
     async def withdraw(self, name: str) -> None:

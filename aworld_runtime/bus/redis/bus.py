@@ -364,7 +364,7 @@ class RedisBus:
     # membership
 
     async def announce(self, node: NodeInfo, *, ttl_s: float = 5.0) -> None:
-        body = node.model_dump_json().encode()
+        body = node.model_copy(update={"seen": self.now()}).model_dump_json().encode()
         await scripts.announce(self._link, self._keys.nodes, node.name, body, round(ttl_s * 1000))
 
     async def withdraw(self, name: str) -> None:

@@ -1,0 +1,29 @@
+"""How a node says that it is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import anyio
+
+from aworld_runtime.bus.base import Bus, NodeInfo
+from aworld_runtime.nodes.room import when_there_is_room
+
+ANNOUNCE_EVERY_S = 1.0
+LEAVE_S = 2.0
+
+
+async def announce(bus: Bus, nodes: Callable[[], Iterable[NodeInfo]], *, who: str) -> None:
+    """Say every second which nodes are here and how they are; once cancelled, that they are gone."""
+    said: set[str] = set()
+    try:
+        while True:
+            for node in nodes():
+                said.add(node.name)
+                await when_there_is_room(partial(bus.announce, node), who=who)
+            await anyio.sleep(ANNOUNCE_EVERY_S)
+    finally:
+        with anyio.move_on_after(LEAVE_S, shield=True):
+            for name in said:
+                await bus.withdraw(name)
