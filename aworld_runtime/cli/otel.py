@@ -70,20 +70,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.follow and arguments.episode:
         raise UsageError("--follow takes all episodes: give it without --episode")
-    exporter = run_async(_export, arguments)
-    done = {
-        "episodes": len(exporter.episodes),
-        "spans": exporter.sent,
-        "endpoint": exporter.sink.endpoint,
-    }
+    episodes, exporter = run_async(_export, arguments)
+    sent, endpoint = exporter.sent, exporter.sink.endpoint
     if arguments.json:
-        print(json.dumps(done))
+        print(json.dumps({"episodes": episodes, "spans": sent, "endpoint": endpoint}))
     else:
-        print(f"{done['spans']} spans of {done['episodes']} episodes sent to {done['endpoint']}")
+        print(f"{sent} spans of {episodes} episodes sent to {endpoint}")
     return 0
 
 
-async def _export(arguments: argparse.Namespace) -> Exporter:
+async def _export(arguments: argparse.Namespace) -> tuple[int, Exporter]:
+    """How many episodes were sent, and by whom."""
     from aworld_runtime.nodes.logs import Logs
     from aworld_runtime.tracing.export import Exporter
     from aworld_runtime.tracing.otlp import Collector
@@ -96,9 +93,10 @@ async def _export(arguments: argparse.Namespace) -> Exporter:
         exporter = Exporter(logs, collector, content=arguments.content)
         if bus is not None and arguments.follow:
             await _follow(arguments, exporter, bus)
-        for log in await _logs(arguments.episode, bus, store):
+        names = await _logs(arguments.episode, bus, store)
+        for log in names:
             await exporter.export(log)
-        return exporter
+        return len(names), exporter
 
 
 @asynccontextmanager

@@ -103,7 +103,7 @@ class _Followed:
 
 @dataclass
 class Exporter:
-    """Sends the spans of logs. `sent` and `episodes` count what it has done."""
+    """Sends the spans of logs; `sent` counts them."""
 
     logs: Readable
     sink: Sink
@@ -111,7 +111,6 @@ class Exporter:
     patience_s: float = PATIENCE_S
     """How long `export` waits for a collector that is away."""
     sent: int = 0
-    episodes: set[str] = field(default_factory=set[str])
     _known: dict[str, _Followed] = field(default_factory=dict[str, _Followed])
 
     async def export(self, log: str) -> None:
@@ -122,7 +121,7 @@ class Exporter:
         """
         followed = self._new()
         with anyio.move_on_after(self.patience_s) as patience:
-            await self._send(log, await self._read(log, followed))
+            await self._send(await self._read(log, followed))
         if patience.cancelled_caught:
             raise ExportError(
                 f"collector {self.sink.endpoint} has not taken the spans of {log} for {self.patience_s:g} s:"
@@ -134,9 +133,11 @@ class Exporter:
         name = f"{self.sink.endpoint} {await bus.feed_id()}"
         async with bus.feed(cursors.read(name) or "0") as feed:
             async for entries in feed:
+                spans: list[Span] = []
                 for entry in entries:
                     if episode_of_log(entry.log) is not None:
-                        await self._send(entry.log, await self._advance(entry))
+                        spans += await self._advance(entry)
+                await self._send(spans)
                 cursors.write(name, entries[-1].cursor)
 
     # inside
@@ -178,7 +179,7 @@ class Exporter:
                 break
         return spans
 
-    async def _send(self, log: str, spans: Sequence[Span]) -> None:
+    async def _send(self, spans: Sequence[Span]) -> None:
         """Send, again and again until the collector has it."""
         for begin in range(0, len(spans), SPANS_AT_ONCE):
             batch = spans[begin : begin + SPANS_AT_ONCE]
@@ -191,4 +192,3 @@ class Exporter:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             telemetry.SPANS.add(len(batch))
             self.sent += len(batch)
-            self.episodes.add(log)
