@@ -7,8 +7,8 @@ once more       ──▶ leave now; others take the episodes over
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
-import sys
 from typing import TYPE_CHECKING
 
 from aworld_runtime.cli.shared import add_bus, import_from_here, joined_bus, run_async
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from aworld_runtime.nodes.worker import Worker
     from aworld_runtime.tools.base import BaseTool
+
+logger = logging.getLogger(__name__)
 
 LOG_LEVEL = "info"
 
@@ -79,11 +81,12 @@ async def _serve(arguments: argparse.Namespace) -> int:
             if tools:
                 served = ToolWorker(bus, tools, name=worker.name, version=code_version())
                 tasks.start_soon(served.run)
-            print(
-                f"worker {worker.name} on {bus.url}: {arguments.slots} slots,"
-                f" tools: {', '.join(tools) or 'those of its episodes'}",
-                file=sys.stderr,
-                flush=True,
+            logger.info(
+                "worker %s on %s: %d slots, tools: %s",
+                worker.name,
+                bus.url,
+                arguments.slots,
+                ", ".join(tools) or "those of its episodes",
             )
             await worker.run()
             tasks.cancel_scope.cancel()
@@ -104,10 +107,10 @@ class Stop:
                 self.code = 128 + number
                 tasks.cancel_scope.cancel()
                 return
-            print(
-                f"worker {worker.name}: draining {worker.running} episodes; once more to leave now",
-                file=sys.stderr,
-                flush=True,
+            logger.info(
+                "worker %s: draining %d episodes; once more to leave now",
+                worker.name,
+                worker.running,
             )
             worker.drain()
 
