@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+import logging
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from aworld_runtime.bus.base import Bus
     from aworld_runtime.store.base import Store
     from aworld_runtime.tracing.export import Exporter
+    from aworld_runtime.tracing.otlp import Collector
+
+logger = logging.getLogger(__name__)
 
 LOG_LEVEL = "info"
 ENDPOINT = "http://localhost:4318/v1/traces"
@@ -81,11 +84,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _export(arguments: argparse.Namespace) -> tuple[int, Exporter]:
     """How many episodes were sent, and by whom."""
-    from aworld_runtime.nodes.logs import Logs
-    from aworld_runtime.tracing.export import Exporter
     from aworld_runtime.tracing.otlp import Collector
 
-    collector = Collector(arguments.endpoint)
+    with closing(Collector(arguments.endpoint)) as collector:
+        return await _export_to(collector, arguments)
+
+
+async def _export_to(collector: Collector, arguments: argparse.Namespace) -> tuple[int, Exporter]:
+    from aworld_runtime.nodes.logs import Logs
+    from aworld_runtime.tracing.export import Exporter
+
     async with _sources(arguments) as (bus, store):
         logs = Logs(bus, store) if bus and store else bus or store
         if logs is None:
@@ -128,7 +136,7 @@ async def _follow(arguments: argparse.Namespace, exporter: Exporter, bus: Bus) -
                 address,
                 lambda: {"status": "ok", "endpoint": exporter.sink.endpoint, "sent": exporter.sent},
             )
-        print(f"spans of {bus.url} go to {exporter.sink.endpoint}", file=sys.stderr, flush=True)
+        logger.info("spans of %s go to %s", bus.url, exporter.sink.endpoint)
         await exporter.follow(bus, CursorFile(arguments.cursor))
 
 

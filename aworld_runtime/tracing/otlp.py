@@ -23,7 +23,7 @@ ANSWER_S = 10.0
 
 
 class Collector:
-    """Takes spans at an OTLP/HTTP address such as http://localhost:4318/v1/traces.
+    """Takes spans at an OTLP/HTTP address such as http://localhost:4318/v1/traces; close it after use.
 
     Raises:
         ConfigError: the OpenTelemetry packages are not installed, or the address is none.
@@ -36,14 +36,14 @@ class Collector:
             )
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         except ImportError:
             raise ConfigError(f"spans need the OpenTelemetry exporter: {INSTALL}") from None
         self.endpoint = shown(endpoint)
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=ANSWER_S)
-        self._resource = Resource.create(
-            {"service.name": "aworld", "service.version": code_version()}
-        )
+        # Without what is different each time: a span that is sent again is the same.
+        ours = Resource({"service.name": "aworld", "service.version": code_version()})
+        self._resource = ours.merge(OTELResourceDetector().detect())
         # It tells every refusal with the collector's whole reply; whoever sends says it in a line.
         logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
 
@@ -54,6 +54,10 @@ class Collector:
         readable = [self._readable(span) for span in spans]
         result = await run_sync(self._exporter.export, readable, abandon_on_cancel=True)
         return result is SpanExportResult.SUCCESS
+
+    def close(self) -> None:
+        """End what is being sent, too."""
+        self._exporter.shutdown()
 
     def _readable(self, span: Span) -> ReadableSpan:
         from opentelemetry.sdk.trace import Event, ReadableSpan

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -446,16 +446,17 @@ async def test_collector_that_refuses_is_named_when_patience_ends() -> None:
         await run_episode(bus, requested, program)
         with receiving() as receiver:
             receiver.refuse = True
-            exporter = Exporter(bus, Collector(receiver.url), patience_s=0.1)
-            with pytest.raises(ExportError, match=receiver.url):
-                await exporter.export(episode_log(requested.episode_id or ""))
+            with closing(Collector(receiver.url)) as collector:
+                exporter = Exporter(bus, collector, patience_s=0.1)
+                with pytest.raises(ExportError, match=receiver.url):
+                    await exporter.export(episode_log(requested.episode_id or ""))
     assert exporter.sent == 0
 
 
-async def test_event_that_is_exported_has_all_that_its_span_has() -> None:
+async def test_span_arrives_with_its_parent_times_and_moments() -> None:
     log = one_agent()
-    with receiving() as receiver:
-        assert await Collector(receiver.url).send(spans(log.finished()))
+    with receiving() as receiver, closing(Collector(receiver.url)) as collector:
+        assert await collector.send(spans(log.finished()))
     *_, agent, whole = receiver.spans
     assert (whole.name, whole.kind, whole.parent_span_id) == (
         "invoke_workflow my.agents:solver",
