@@ -122,6 +122,38 @@ class BusCluster:
         """For one node, `async with`."""
         return Redis.from_url(self.nodes[node].url, decode_responses=True)
 
+    def owner(self, slot: int) -> int:
+        """The node that has the slot, as long as it was not moved."""
+        return next(n for n in range(3) if slot < (n + 1) * SLOTS // 3)
+
+    async def begin_to_move(self, slot: int, source: int, target: int) -> None:
+        """From now on the slot's new keys are made at the target."""
+        source_id, target_id = [await self.tell(n, "CLUSTER", "MYID") for n in (source, target)]
+        await self.tell(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
+        await self.tell(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
+
+    async def move_keys(self, slot: int, source: int, target: int) -> int:
+        """Move what is there; how many."""
+        async with self.client(source) as client:
+            execute = cast("Callable[..., Awaitable[list[str]]]", client.execute_command)
+            keys = await execute("CLUSTER", "GETKEYSINSLOT", slot, 1000)
+            for key in keys:
+                await execute("MIGRATE", HOST, self.nodes[target].port, key, 0, 5000)
+        return len(keys)
+
+    async def end_move(self, slot: int, source: int, target: int) -> None:
+        """The slot is the target's."""
+        target_id = await self.tell(target, "CLUSTER", "MYID")
+        for node in (target, source):
+            await self.tell(node, "CLUSTER", "SETSLOT", slot, "NODE", target_id)
+
+    async def move(self, slot: int, source: int, target: int) -> None:
+        """All at once."""
+        await self.begin_to_move(slot, source, target)
+        while await self.move_keys(slot, source, target):
+            pass
+        await self.end_move(slot, source, target)
+
     async def __aenter__(self) -> Self:
         for node in self.nodes:
             await node.start()
