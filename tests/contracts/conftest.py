@@ -12,21 +12,24 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext,
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 from uuid import uuid4
 
 import pytest
 
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.server import PrivateServer, find_server_binaries
+from aworld_runtime.errors import ProcessError
 from aworld_runtime.events import Registry
+from aworld_runtime.processes import HOST, free_port
+from tests.certificates import Authority, tls_options
 from tests.services import BusCluster, missing
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-BUSES = ("memory", "redis", "unix", "cluster", "other")
-"""`redis`, `unix` and `cluster` are of one server program, `other` is of a second: Redis and Valkey, where both are here."""
+BUSES = ("memory", "redis", "unix", "rediss", "cluster", "other")
+"""`redis`, `unix`, `rediss` and `cluster` are of one server program, `other` is of a second: Redis and Valkey, where both are here."""
 SERVERS_VARIABLE = "AWORLD_TEST_BUS_SERVERS"
 """Environment variable: paths of the server programs to test, as in PATH."""
 SMALL = 3
@@ -87,6 +90,22 @@ async def other_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
         yield server
 
 
+@pytest.fixture(scope="session")
+async def tls_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """A server behind TLS, for a client that trusts the authority of its certificate."""
+    authority = Authority.found(tmp_path_factory.mktemp("certificates"))
+    options = tls_options(authority, authority.issue("server"), free_port())
+    folder = tmp_path_factory.mktemp("tls")
+    server = PrivateServer(folder, options=options, binary=server_binary(0))
+    try:
+        await server.start()
+    except ProcessError as error:
+        missing("Redis or Valkey with TLS", str(error))
+    async with server:
+        trusted = urlencode({"ssl_ca_certs": authority.file})
+        yield f"rediss://{HOST}:{options['tls-port']}/0?{trusted}"
+
+
 def server_binary(number: int) -> Path:
     """One of the programs that AWORLD_TEST_BUS_SERVERS lists, else of those that are found here."""
     listed = os.environ.get(SERVERS_VARIABLE, "").split(os.pathsep)
@@ -107,6 +126,8 @@ def server_url(request: pytest.FixtureRequest) -> str | None:
     if request.param == "cluster":
         cluster: BusCluster = request.getfixturevalue("bus_cluster")
         return cluster.url
+    if request.param == "rediss":
+        return request.getfixturevalue("tls_url")
     name = "other_server" if request.param == "other" else "bus_server"
     server: PrivateServer = request.getfixturevalue(name)
     if request.param == "unix":
@@ -128,7 +149,7 @@ async def backend(server_url: str | None) -> AsyncIterator[Backend]:
     from aworld_runtime.bus.redis.wire import Address
 
     keys = Keys(f"test-{uuid4().hex[:12]}")
-    url = f"{server_url}?namespace={keys.namespace}"
+    url = f"{server_url}{'&' if '?' in server_url else '?'}namespace={keys.namespace}"
     address = Address.parse(server_url)
     nodes = [address.node(place).server_url for place in address.seeds] or [server_url]
     async with AsyncExitStack() as stack:

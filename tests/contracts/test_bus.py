@@ -1312,7 +1312,7 @@ async def test_requests_at_the_same_time_get_each_its_own_reply(connect: Connect
 
 async def test_nobody_works_for_a_caller_that_gave_up(bus: Bus) -> None:
     with pytest.raises(RequestTimeoutError):
-        await bus.request("echo", note("hello?"), timeout_s=0.1)
+        await bus.request("echo", note("hello?"), timeout_s=0.4)
     async with bus.consume("echo", consumer="server") as consumer:
         assert await nothing_from(consumer.take())
     (letter,) = await bus.dead_letters("echo")

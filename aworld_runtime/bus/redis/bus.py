@@ -44,9 +44,11 @@ from aworld_runtime.bus.redis.readers import Mailbox, Tail
 from aworld_runtime.bus.redis.scripts import Entry
 from aworld_runtime.bus.redis.shards import ShardedFeedReader, read_cursor
 from aworld_runtime.bus.redis.timers import Timers
+from aworld_runtime.bus.redis.tls import mismatch
 from aworld_runtime.bus.redis.wire import Address, Unreachable
 from aworld_runtime.errors import (
     BusUnavailableError,
+    ConfigError,
     Fenced,
     RequestTimeoutError,
 )
@@ -391,12 +393,15 @@ class RedisBus:
 
         Raises:
             BusUnavailableError: no server.
-            ConfigError: one that would lose events, is too old, or refuses the password.
+            ConfigError: one that would lose events, is too old, refuses the password, isn't trusted, or has TLS
+                where the URL has none, or the other way round.
         """
         began = time.monotonic()
         try:
             facts = await self._link.connect()
         except Unreachable as error:
+            if wrong := await mismatch(self._address.server_url):
+                raise ConfigError(f"bus {self._address.url}: {wrong}") from error
             raise BusUnavailableError(
                 f"no bus at {self._address.url} ({error}; tried for {time.monotonic() - began:.1f} s):"
                 " start a Redis or Valkey server there, or give the URL of a running one"

@@ -31,6 +31,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 
 from aworld_runtime.bus.limits import Limits
+from aworld_runtime.bus.redis import tls
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.urls import shown
 
@@ -119,6 +120,7 @@ class Address:
                 raise ValueError("a cluster has database 0 alone")
             server_url = f"{scheme}://{user}{at}{seeds[0] if seeds else hosts}{parts.path}{options}"
             parse_url(server_url)
+            tls.check_options(scheme, query)
             return cls(public, server_url, namespace, outage_s, outbox_bytes, limits, seeds)
         except ValueError as error:
             raise ConfigError(f"bus {public}: {error}") from error
@@ -236,7 +238,7 @@ async def dial(
 
     Raises:
         Unreachable: not within `patience_s`, or the server isn't ready.
-        ConfigError: it doesn't know user or password.
+        ConfigError: it doesn't know user or password, or isn't trusted.
     """
     options = cast("dict[str, Any]", parse_url(address.server_url))
     make = WIRES[options.pop("connection_class", Connection)]
@@ -248,6 +250,8 @@ async def dial(
         socket_connect_timeout=patience_s,
         driver_info=None,
     )
+    if isinstance(wire, TlsWire):
+        wire.ssl_context = tls.shared_context(address.server_url)
     replies: list[Reply] = []
     try:
         with anyio.fail_after(patience_s):
@@ -257,9 +261,15 @@ async def dial(
     except (AuthenticationError, AuthorizationError) as error:
         wire.drop()
         raise ConfigError(f"bus {address.url}: {error}: check user and password") from error
-    except (RedisError, OSError) as error:
+    except (RedisError, OSError, Unreachable) as error:
         wire.drop()
+        if wrong := tls.fault(error):
+            raise ConfigError(f"bus {address.url}: {wrong}") from error
         message = str(error) or f"no answer within {patience_s:.1f} s"
+        if isinstance(wire, TlsWire) and "ssl_certfile" not in options and tls.cut(error):
+            message += (
+                "; if it wants a client's certificate, name one with ssl_certfile, ssl_keyfile"
+            )
         raise Unreachable(message.rstrip(".")) from error
     except BaseException:
         wire.drop()
