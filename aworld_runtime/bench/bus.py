@@ -110,15 +110,19 @@ async def place(url: str | None) -> AsyncGenerator[Place]:
 def _apart(url: str) -> Place:
     """Away from whatever else is on the server."""
     parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query))
-    namespace = f"{query.get('namespace', 'aworld')}-bench-{token_hex(4)}"
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(
             f"bench: can't measure {parts.scheme}://: use redis, rediss, unix or memory"
         )
-    query["namespace"] = namespace
-    base = url.partition("?")[0]
-    return Place(f"{base}?{urlencode(query)}", namespace)
+    given = dict(parse_qsl(parts.query)).get("namespace", "aworld")
+    namespace = f"{given}-bench-{token_hex(4)}"
+    return Place(with_option(url, "namespace", namespace), namespace)
+
+
+def with_option(url: str, name: str, value: str) -> str:
+    """A bus URL with this parameter."""
+    base, _, query = url.partition("?")
+    return f"{base}?{urlencode({**dict(parse_qsl(query)), name: value})}"
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,7 @@ async def _measure_alone(bus: Bus, settings: Settings) -> Measured:
     throughput = await _throughput(bus, Meter(), settings, "in this process")
     transport = BusTransport(bus)
     ours = LatencyPhase(transport, settings.pace, name="bus")
-    faults = await alternate([ours], settings.pace.seconds, settings.progress.say)
+    faults = await alternate([ours], settings.pace.seconds, settings.progress.tick)
     await transport.forget()
     ceiling = Ceiling(reason=f"{bus.url} has no server")
     return Measured(throughput, ours.watch.figures(), None, ceiling, None, faults)
@@ -182,7 +186,7 @@ async def _measure_beside(bus: Bus, url: str, server: RawServer, settings: Setti
     ours = LatencyPhase(transport, settings.pace, name="bus")
     async with server.transport() as beside:
         raw = LatencyPhase(beside, settings.pace, name="raw")
-        faults = await alternate([ours, raw], settings.pace.seconds, settings.progress.say)
+        faults = await alternate([ours, raw], settings.pace.seconds, settings.progress.tick)
     await transport.forget()
     settings.progress.say("ceiling: the server's own benchmark program")
     events = min(settings.load.events, CEILING_EVENTS)

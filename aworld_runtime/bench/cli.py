@@ -7,12 +7,17 @@ from pathlib import Path
 
 from aworld_runtime.cli.shared import add_json, run_async
 
+LOG_LEVEL = "error"
+"""Full queues and redeliveries are what is measured here: the report counts them."""
 DESCRIPTION = "Measure the product on this machine, and verify what was measured."
 BUS = """\
 Measure an event bus. Throughput: every event is appended to its episode's log, delivered to a consumer of its role and
 acknowledged; then logs, queues and feed are checked. Latency: single events at a steady rate, from before the append
 until a consumer has it, with redis-py alone beside it. Exit code 1: the verification failed; a target that isn't
 reached is only said."""
+BACKPRESSURE = """\
+Put more events than their consumer handles: publishers are refused and wait, memory stays flat, and every event that was
+accepted is consumed. The slope of the memory is that of the second half, by least squares."""
 IDLE = """\
 Measure the memory of episodes that are claimed and wait for a human, with workers that join and leave meanwhile; then
 answer each, and see it end. Everything is in one process."""
@@ -38,7 +43,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=raw,
         )
     )
+    _add_backpressure(
+        what.add_parser(
+            "backpressure", help="memory under a slow consumer", description=BACKPRESSURE
+        )
+    )
     _add_idle(what.add_parser("idle", help="memory of an episode that waits", description=IDLE))
+
+
+def _add_backpressure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="as for bus (default: a private server)")
+    parser.add_argument(
+        "--seconds", type=float, default=300.0, metavar="S", help="how long (default 300)"
+    )
+    numbers = (
+        ("rate", 1000, "events per second that the publishers want to put"),
+        ("pace", 200, "events per second that the consumer handles"),
+        ("limit", 5000, "watermark of the queue"),
+    )
+    for name, default, text in numbers:
+        parser.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default {default})"
+        )
+    add_json(parser)
 
 
 def _add_idle(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +119,7 @@ def _add_bus(parser: argparse.ArgumentParser) -> None:
 
 def bench_command(arguments: argparse.Namespace) -> int:
     """Run `aworld bench`; returns the exit code."""
-    return {"bus": _bus, "idle": _idle}[arguments.what](arguments)
+    return {"bus": _bus, "idle": _idle, "backpressure": _backpressure}[arguments.what](arguments)
 
 
 def _bus(arguments: argparse.Namespace) -> int:
@@ -124,4 +151,20 @@ def _idle(arguments: argparse.Namespace) -> int:
 
     report = run_async(IdleBench(arguments.episodes, arguments.roles, Progress()).run)
     print(report.model_dump_json(indent=2) if arguments.json else idle_text(report))
+    return 0 if report.verified else 1
+
+
+def _backpressure(arguments: argparse.Namespace) -> int:
+    from aworld_runtime.bench.backpressure import BackpressureBench, Pressure
+    from aworld_runtime.bench.progress import Progress
+    from aworld_runtime.bench.text import backpressure_text
+
+    pressure = Pressure(
+        seconds=arguments.seconds,
+        rate=arguments.rate,
+        pace=arguments.pace,
+        limit=arguments.limit,
+    )
+    report = run_async(BackpressureBench(arguments.url, pressure, Progress()).run)
+    print(report.model_dump_json(indent=2) if arguments.json else backpressure_text(report))
     return 0 if report.verified else 1

@@ -42,7 +42,7 @@ from aworld_runtime.runtime import Runtime
 
 PROGRAM = "local:idle"
 WARM_UP = 50
-"""Episodes that are run to their end first: code is loaded, pools are filled."""
+"""Episodes, at most, that are run to their end first: code is loaded, pools are filled."""
 GUEST_EPISODES = 5
 GUEST_TURNS = 4
 WAIT_S = 120.0
@@ -131,14 +131,16 @@ class IdleBench:
                 Runtime(bus="memory://", store=store, slots=0, kind="bench") as runtime,
                 self._worker(runtime.bus, "host", self._episodes + GUEST_EPISODES),
             ):
-                await self._answer(runtime, await self._submit(runtime, WARM_UP))
+                await self._answer(
+                    runtime, await self._submit(runtime, min(WARM_UP, self._episodes))
+                )
                 before, began = _settled_rss(), time.monotonic()
                 idle = await self._submit(runtime, self._episodes)
                 start_s = time.monotonic() - began
                 self._progress.say(f"{len(idle):,} episodes wait, after {start_s:.1f} s")
                 await anyio.sleep(1)  # the archiver catches up
                 after = _settled_rss()
-                idle_cpu = await _cpu_percent(2.0)
+                idle_cpu = await _cpu_percent(1.0)
                 self._progress.say("workers join and leave")
                 for turn in range(GUEST_TURNS):
                     await self._guest(runtime, f"guest{turn}", patient=bool(turn % 2))

@@ -27,8 +27,8 @@ WARM_UP_S = 0.3
 """Sent before and not counted: connections are made, code is loaded."""
 ARRIVE_S = 10.0
 """Seconds to wait for the last events."""
-SLICES = 5
-"""Alternating parts of a comparison, so that a busy moment of the machine hits both."""
+SLICE_S = 1.0
+"""Length of the alternating parts of a comparison, so that a busy moment of the machine hits both."""
 
 
 class Pace(Data):
@@ -189,10 +189,11 @@ async def alternate(
 ) -> list[str]:
     """Give each phase `seconds`, in slices, one phase after another; returns what went wrong."""
     faults: list[str] = []
-    for number in range(SLICES):
+    slices = max(round(seconds / SLICE_S), 1)
+    for number in range(slices):
         for phase in phases:
-            faults += await phase.run(seconds / SLICES)
-        say(f"latency: {number + 1} of {SLICES} slices")
+            faults += await phase.run(seconds / slices)
+        say(f"latency: {number + 1} of {slices} slices")
     return faults
 
 

@@ -12,6 +12,8 @@ P99_OF_RAW = 1.5
 """Or so many times what redis-py alone needs in the same run."""
 TIMES_A_PEER = 5.0
 IDLE_KB = 20.0
+FLAT_KB_PER_S = 5.0
+"""Less is the allocator's noise: 1.5 MB in five minutes."""
 
 
 class Hold(Data):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aworld_runtime.bench.backpressure import BackpressureReport, Slope
 from aworld_runtime.bench.bus import BusReport
 from aworld_runtime.bench.ceiling import Ceiling
 from aworld_runtime.bench.compare import PeerReport
@@ -73,6 +74,30 @@ def idle_text(report: IdleReport) -> str:
     return "\n\n".join([table(("", "figure", ""), rows), holds_text(report.holds), _end(report)])
 
 
+def backpressure_text(report: BackpressureReport) -> str:
+    """The report of `aworld bench backpressure`."""
+    rows = [
+        ("events put", f"{report.put:,}", f"{report.refused:,} puts were refused, and made again"),
+        ("consumed", f"{report.consumed:,}", f"{report.redelivered:,} of them came again"),
+        (
+            "in the queue",
+            f"{report.backlog_max:,}",
+            f"at most; its limit is {report.pressure.limit:,}",
+        ),
+        ("memory here", *_slope(report.client_memory)),
+    ]
+    if report.server_memory is not None:
+        rows.append(("memory of the server", *_slope(report.server_memory)))
+    head = f"{report.url}, {report.server or 'no server'}: {report.pressure.seconds:g} s"
+    return "\n\n".join(
+        [head, table(("", "figure", ""), rows), holds_text(report.holds), _end(report)]
+    )
+
+
+def _slope(slope: Slope) -> tuple[str, str]:
+    return f"{slope.kb_per_s:+.2f} KB/s", f"{slope.first_mb:.1f} to {slope.last_mb:.1f} MB"
+
+
 def holds_text(holds: Sequence[Hold]) -> str:
     rows = [
         (
@@ -89,7 +114,7 @@ def faults_text(faults: Sequence[str]) -> str:
     return "\n".join(["verification failed:", *(f"  {fault}" for fault in faults)])
 
 
-def _end(report: BusReport | IdleReport) -> str:
+def _end(report: BusReport | IdleReport | BackpressureReport) -> str:
     machine = report.machine
     where = (
         f"Python {machine.python}, {machine.cpu_count} cores, load average {machine.load_average:.2f}"

@@ -1,0 +1,196 @@
+"""`aworld bench`: its figures fit together, and its verification sees what is wrong. How fast it is, is not asserted."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aworld_runtime.bench.backpressure import Numbers, least_squares
+from aworld_runtime.bench.bus import with_option
+from aworld_runtime.bench.compare import PEERS, SCRIPTS
+from aworld_runtime.bench.cost import Meter
+from aworld_runtime.bench.latency import percentile
+from aworld_runtime.bench.load import Load, Writer, rounds
+from aworld_runtime.bench.progress import Progress
+from aworld_runtime.bench.throughput import ThroughputPhase
+from aworld_runtime.bench.verify import check_deliveries, check_log
+from aworld_runtime.bus import open_bus
+from aworld_runtime.bus.server import PrivateServer
+from aworld_runtime.events import Event, Registry
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("--events", "2000", "--seconds", "0.5")
+
+
+def bench(*arguments: str, code: int = 0) -> Any:
+    """Run `aworld bench … --json`; what it reports."""
+    command = [sys.executable, "-m", "aworld_runtime.cli", "bench", *arguments, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout) if done.stdout else None
+
+
+def numbered(count: int) -> list[Event]:
+    writer = Writer()
+    return [writer.event("e", "role000").at(seq) for seq in range(1, count + 1)]
+
+
+def ids(events: Sequence[Event]) -> list[str]:
+    return [event.id for event in events]
+
+
+def check_bus_report(report: Any) -> None:
+    assert report["verified"] is True
+    assert report["faults"] == []
+    assert report["events"] == 2000
+    assert report["bytes"] == 1024
+    cpu_s = report["cpu_s"]["client"] + report["cpu_s"]["server"]
+    assert report["events_per_core_second"] == pytest.approx(report["events"] / cpu_s)
+    assert report["events_per_second"] == pytest.approx(report["events"] / report["wall_s"])
+    assert 0 < report["p50_ms"] <= report["p99_ms"]
+    assert report["latency"]["samples"] == pytest.approx(500, abs=50)
+    assert len(report["holds"]) == 3
+
+
+def test_memory_bus_is_measured_and_verified() -> None:
+    report = bench("bus", "--url", "memory://", *SMALL)
+    check_bus_report(report)
+    assert report["cpu_s"]["server"] == 0
+    assert report["raw_p99_ms"] is None
+    assert "no server" in report["ceiling"]["reason"]
+
+
+async def test_redis_bus_is_measured_beside_redis_py_and_leaves_nothing(tmp_path: Path) -> None:
+    from redis.asyncio import Redis
+
+    async with PrivateServer(tmp_path) as server:
+        report = bench("bus", "--url", server.url, *SMALL)
+        async with Redis.from_url(server.url) as client:
+            assert await client.dbsize() == 0
+    check_bus_report(report)
+    assert report["cpu_s"]["server"] > 0
+    assert 0 < report["raw_p50_ms"] <= report["raw_p99_ms"]
+    ceiling = report["ceiling"]
+    assert ceiling["reason"] or ceiling["per_core_second"] > 0
+
+
+def test_peer_that_is_not_installed_says_what_to_install() -> None:
+    report = bench(
+        "bus", "--url", "memory://", *SMALL, "--peers", "nats", "--peers-python", sys.executable
+    )
+    (peer,) = report["peers"]
+    assert peer["name"] == "nats"
+    assert peer["events_per_core_second"] is None
+    assert "scripts/bench-peers" in peer["reason"]
+
+
+def test_every_peer_has_its_script() -> None:
+    for peer in PEERS.values():
+        assert (SCRIPTS / f"{peer.script}.py").is_file()
+
+
+def test_unknown_peer_is_named() -> None:
+    assert bench("bus", "--peers", "kafka", code=2) is None
+
+
+def test_idle_episodes_are_weighed_and_end_with_their_answers() -> None:
+    report = bench("idle", "--roles", "20", "--episodes", "30")
+    assert report["verified"] is True
+    assert report["episodes"] == 30
+    assert report["kb_per_episode"] > 0
+    assert report["joins"] == report["leaves"] > 1
+
+
+def test_slow_consumer_slows_its_publishers_and_misses_nothing() -> None:
+    report = bench("backpressure", "--seconds", "2", "--rate", "2000", "--limit", "200")
+    assert report["verified"] is True
+    assert report["refused"] > 0
+    assert report["put"] == report["consumed"] > 0
+    assert report["backlog_max"] <= 200 + report["pressure"]["batch"]
+    assert report["samples"] >= 2
+
+
+async def test_load_goes_through_the_whole_contract_and_is_counted_once() -> None:
+    load = Load(events=200, roles=2, episodes=10, batch=5)
+    meter = Meter()
+    async with open_bus("memory://", Registry()) as bus:
+        found = await ThroughputPhase(bus, load, meter, Progress()).run()
+        assert [await bus.backlog(f"bench:role00{role}") for role in (0, 1)] == [0, 0]
+    assert (found.events, found.redelivered, found.faults) == (200, 0, ())
+    assert found.per_core_second == 200 / meter.cpu.total
+
+
+def test_event_that_was_not_acknowledged_is_a_fault() -> None:
+    assert check_deliveries("solver", ["a", "b"], ["b"]) == [
+        "solver: 1 of 2 events were not acked: a"
+    ]
+    assert check_deliveries("solver", ["a"], ["a", "c"]) == [
+        "solver: 1 events that nobody put for it: c"
+    ]
+
+
+def test_whole_log_has_no_faults() -> None:
+    events = numbered(5)
+    assert check_log("log", ids(events), events) == []
+
+
+def test_gap_in_a_log_is_a_fault() -> None:
+    events = numbered(5)
+    faults = check_log("log", ids(events), [*events[:2], *events[3:]])
+    assert f"log: 1 of 5 events are missing: {events[2].id}" in faults
+    assert "log: seq 4 stands where 3 belongs" in faults
+
+
+def test_event_that_stands_twice_in_a_log_is_a_fault() -> None:
+    events = numbered(3)
+    assert "log: 1 events stand in it twice" in check_log(
+        "log", ids(events), [*events, events[0].at(4)]
+    )
+
+
+def test_events_in_another_order_are_a_fault() -> None:
+    events = numbered(3)
+    found = [event.at(seq) for seq, event in enumerate(reversed(events), 1)]
+    assert check_log("log", ids(events), found) == [
+        "log: its events stand in another order than they were appended"
+    ]
+
+
+def test_event_that_nobody_appended_is_a_fault() -> None:
+    events = numbered(3)
+    faults = check_log("log", ids(events[:2]), events)
+    assert faults == [f"log: 1 events that nobody appended: {events[2].id}"]
+
+
+def test_number_that_never_comes_is_a_fault_and_one_that_comes_again_is_counted() -> None:
+    numbers, writer = Numbers(), Writer()
+    for number in (1, 2, 2, 5):
+        numbers.add(writer.event(str(number), "slow"))
+    assert (numbers.consumed, numbers.redelivered) == (3, 1)
+    assert numbers.faults == ["events 3 to 4 of owner/bench never came"]
+
+
+def test_events_of_the_load_are_a_kilobyte_as_they_are_sent() -> None:
+    (first,) = rounds(Load(events=100, episodes=10), Writer())
+    turns = [turn for script in first.scripts for turn in script.turns]
+    assert {len(Registry().encode(event)) for turn in turns for event in turn.events} == {1024}
+
+
+def test_slope_is_that_of_the_nearest_line() -> None:
+    assert least_squares([0, 1, 2, 3], [5, 7, 9, 11]) == pytest.approx(2)
+    assert least_squares([0, 1, 2, 3], [1, -1, -1, 1]) == pytest.approx(0)
+    assert least_squares([1], [7]) == 0
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    values = [float(number) for number in range(1, 101)]
+    assert (percentile(values, 50), percentile(values, 99)) == (50, 99)
+
+
+def test_option_of_a_bus_url_is_added_beside_the_others() -> None:
+    assert with_option("redis://h:1/0?a=b", "c", "d") == "redis://h:1/0?a=b&c=d"
+    assert with_option("unix:///run/x", "c", "d") == "unix:///run/x?c=d"
