@@ -108,7 +108,7 @@ class Histogram:
 
     def __init__(self, name: str, text: str, *labels: str, bounds: Sequence[float]) -> None:
         self.name, self.help, self.labels = name, text, labels
-        self._bounds = tuple(bounds)
+        self._bounds = tuple(map(float, bounds))
         self._observed: dict[tuple[str, ...], Observed] = {}
         if not labels:
             self._of(())

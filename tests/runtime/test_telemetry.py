@@ -8,14 +8,17 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aworld_runtime import telemetry
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.server import PrivateServer
+from aworld_runtime.cli.health import serve_health
 from aworld_runtime.errors import Fenced, QueueFullError
-from aworld_runtime.events import Event, MessagePosted
+from aworld_runtime.events import EpisodeClaimed, Event, MessagePosted
+from aworld_runtime.names import episode_log
 from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.store.open import open_store
 from tests.episodes import adding_program, request_episode, run_episode
@@ -161,6 +164,20 @@ async def test_episode_counts_its_tools_models_and_end(moved: Moved) -> None:
     assert changes[f"aworld_model_calls_total,{model.name}"] == len(model.requests)
 
 
+async def test_takeover_is_counted_by_the_one_who_takes_over(moved: Moved) -> None:
+    program, _, _ = adding_program()
+    requested = request_episode()
+    claimed = requested.caused(EpisodeClaimed(worker="dead"), source="worker/dead")
+    async with open_bus("memory://") as bus:
+        await bus.append(episode_log(requested.episode_id or ""), 0, [requested, claimed])
+        await run_episode(bus, requested, program)
+        await run_episode(bus, requested, program)  # it is finished: nothing happens any more
+    assert dict(moved.since("aworld_episode")) == {
+        "aworld_episode_takeovers_total": 1,
+        "aworld_episodes_finished_total,answered": 1,
+    }
+
+
 async def test_archiver_counts_what_it_copies(tmp_path: Path, moved: Moved) -> None:
     async with (
         open_bus("memory://") as bus,
@@ -170,6 +187,37 @@ async def test_archiver_counts_what_it_copies(tmp_path: Path, moved: Moved) -> N
         await bus.append("run:r1", 0, [message(), message()])
         await archiver.drain()
     assert dict(moved.since("aworld_archiver")) == {"aworld_archiver_events_total": 2}
+
+
+async def test_log_that_cannot_be_archived_is_an_incident(tmp_path: Path, moved: Moved) -> None:
+    async with open_store(f"sqlite:///{tmp_path}/s.db") as store:
+        await store.put_events("run:r1", [message().at(1)])
+        async with open_bus("memory://") as bus, Archiver(bus, store) as archiver:
+            await bus.append("run:r1", 0, [message()])
+            await archiver.drain()
+    assert dict(moved.since("aworld_archiver")) == {"aworld_archiver_incidents_total": 1}
+
+
+async def test_health_and_metrics_are_served_and_nothing_else() -> None:
+    async with anyio.create_task_group() as tasks:
+        port = await tasks.start(serve_health, ("127.0.0.1", 0), lambda: {"status": "ok"})
+
+        async def ask(request: str) -> tuple[str, str]:
+            async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                await stream.send(f"{request} HTTP/1.1\r\n\r\n".encode())
+                reply = b"".join([part async for part in stream]).decode()
+            head, _, body = reply.partition("\r\n\r\n")
+            return head.splitlines()[0].partition(" ")[2], body
+
+        assert await ask("GET /healthz") == ("200 OK", '{"status": "ok"}')
+        status, text = await ask("GET /metrics")
+        assert status == "200 OK"
+        names = {family.name for family in text_string_to_metric_families(text)}
+        assert {metric.name.removesuffix("_total") for metric in telemetry.METRICS} <= names
+        assert await ask("HEAD /metrics") == ("200 OK", "")
+        assert (await ask("GET /"))[0] == "404 Not Found"
+        assert (await ask("POST /metrics"))[0] == "405 Method Not Allowed"
+        tasks.cancel_scope.cancel()
 
 
 async def test_what_is_refused_for_want_of_room_is_counted(
