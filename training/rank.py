@@ -22,6 +22,7 @@ from aworld_runtime.config import RankSettings
 from aworld_runtime.errors import SamplerError, TrainingError, UsageError
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.nodes.environment import load_environment
+from aworld_runtime.telemetry import about
 from aworld_runtime.training.learner import Learner
 from aworld_runtime.training.ranks import ALONE, join_ranks
 from aworld_runtime.training.rows import TrainingRow, decode_rows, encode_rows
@@ -208,6 +209,7 @@ def main() -> None:
     init = f"tcp://{place.master_addr}:{place.master_port}"
     joined = join_ranks(rank=place.rank, world_size=place.world_size, init_method=init)
     with (
+        about(run=folder.wiring.run_id),
         joined if place.world_size > 1 else nullcontext(ALONE) as ranks,
         closing(
             Learner(

@@ -11,6 +11,7 @@ import logging
 import signal
 from typing import TYPE_CHECKING
 
+from aworld_runtime import telemetry
 from aworld_runtime.cli.shared import add_bus, import_from_here, joined_bus, run_async
 from aworld_runtime.errors import UsageError
 
@@ -50,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.slots < 1:
         raise UsageError(f"--slots {arguments.slots}: expected 1 or more")
     import_from_here()
-    return run_async(_serve, arguments)
+    arguments.name = arguments.name or _name()
+    with telemetry.about(worker=arguments.name):
+        return run_async(_serve, arguments)
 
 
 async def _serve(arguments: argparse.Namespace) -> int:
@@ -70,7 +73,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
             await check_version(bus, code_version())
             worker = Worker(
                 bus,
-                name=arguments.name or _name(),
+                name=arguments.name,
                 slots=arguments.slots,
                 version=code_version(),
                 models=Settings.from_env().llm,
