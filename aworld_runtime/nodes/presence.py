@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 
 import anyio
 
 from aworld_runtime.bus.base import Bus, NodeInfo
+from aworld_runtime.errors import BusFullError
 from aworld_runtime.nodes.room import when_there_is_room
 
 ANNOUNCE_EVERY_S = 1.0
@@ -26,4 +28,6 @@ async def announce(bus: Bus, nodes: Callable[[], Iterable[NodeInfo]], *, who: st
     finally:
         with anyio.move_on_after(LEAVE_S, shield=True):
             for name in said:
-                await bus.withdraw(name)
+                # Who can't say so is forgotten a few seconds later.
+                with suppress(BusFullError):
+                    await bus.withdraw(name)

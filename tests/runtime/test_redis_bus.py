@@ -674,6 +674,24 @@ async def test_mail_that_cannot_be_read_can_be_mailed_again(server: PrivateServe
         assert mail.event.data == MessagePosted(content="news")
 
 
+async def test_mail_that_cannot_be_read_stays_while_a_full_server_can_bury_nothing(
+    server: PrivateServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    ignorant = Registry()
+    del ignorant.types["message.posted"]
+    async with open_bus(server.url) as bus, Redis.from_url(server.url) as admin:
+        await bus.send_mail("log", note("news"))
+        await admin.config_set("maxmemory", 1)
+        async with open_bus(server.url, ignorant) as owner, owner.mailbox("log") as box:
+            with anyio.move_on_after(0.3):
+                await anext(box)
+        assert "mail to log that can't be read is not among the dead" in caplog.text
+        await admin.config_set("maxmemory", 0)
+        async with bus.mailbox("log") as box:
+            (mail,) = await anext(box)
+        assert mail.event.data == MessagePosted(content="news")
+
+
 async def test_control_mail_is_sent_before_calls_that_wait(server: PrivateServer) -> None:
     sent: list[str] = []
 

@@ -311,3 +311,18 @@ async def test_an_episode_goes_on_where_the_server_came_back_without_its_last_wr
 
         await wait_until(settled, description="an empty queue")
         tasks.cancel_scope.cancel()
+
+
+async def test_a_worker_leaves_a_server_that_refuses_every_change(server: PrivateServer) -> None:
+    async with open_bus(server.url) as bus, Redis.from_url(server.url) as admin:
+        worker = Worker(bus, name="w")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.run)
+
+            async def announced() -> bool:
+                return bool(await bus.nodes())
+
+            await wait_until(announced, description="the worker")
+            await admin.config_set("min-replicas-to-write", 1)  # as with a full disk
+            worker.drain()
+        await admin.config_set("min-replicas-to-write", 0)

@@ -47,6 +47,7 @@ from aworld_runtime.bus.redis.timers import Timers
 from aworld_runtime.bus.redis.tls import mismatch
 from aworld_runtime.bus.redis.wire import Address, Unreachable
 from aworld_runtime.errors import (
+    BusFullError,
     BusUnavailableError,
     ConfigError,
     Fenced,
@@ -420,7 +421,12 @@ class RedisBus:
         return [event.id for event in there] == [event.id for event in events]
 
     async def _bury_mail(self, log: str, stream: bytes, entry: Entry, reason: str) -> None:
-        await self._dead.bury_mail(log, stream, entry, reason)
+        try:
+            await self._dead.bury_mail(log, stream, entry, reason)
+        except BusFullError as error:
+            # It stays where it is: the log's next owner tries again, or it goes with the log.
+            logger.warning("mail to %s that can't be read is not among the dead: %s", log, error)
+            return
         telemetry.DEAD.add()
 
     def _event(self, entry: Entry) -> Event:
