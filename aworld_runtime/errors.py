@@ -12,6 +12,7 @@ prints them in one line and exits with code 2.
     ├── EventError
     │   ├── UnknownEventTypeError
     │   ├── MalformedEventError
+    │   ├── MissingBlobError       the content that a large event refers to
     │   └── PayloadTooLargeError
     ├── BusError
     │   ├── BusUnavailableError    no server, or it went away
@@ -84,6 +85,10 @@ class UnknownEventTypeError(EventError):
 
 class MalformedEventError(EventError):
     """The bytes are not a valid event."""
+
+
+class MissingBlobError(EventError):
+    """A large event's content isn't where the event says, or is damaged; names it."""
 
 
 class PayloadTooLargeError(EventError):

@@ -39,6 +39,7 @@ from aworld_runtime.errors import (
     StoreUnavailableError,
 )
 from aworld_runtime.events import Event, Registry
+from aworld_runtime.payloads import Blob, in_pieces, references
 from aworld_runtime.store.base import EpisodeRecord, RolloutRow, RunRecord
 from aworld_runtime.store.documents import (
     RowDocument,
@@ -127,8 +128,11 @@ class MongoStore:
         batch: list[Event] = []
         documents: list[Document] = []
         size = 0
+        blobs: list[Blob] = []
         for event in events:
-            body = self._registry.encode(event)
+            body = self._registry.encode_apart(event, blobs)
+            while blobs:  # before the event that refers to it
+                await self._put_blob(blobs.pop())
             if size + len(body) > BATCH_BYTES or len(batch) == BATCH_EVENTS:
                 await self._insert(log, batch, documents)
                 batch, documents, size = [], [], 0
@@ -146,8 +150,9 @@ class MongoStore:
             found = self._in("events").find(wanted, {"seq": 1, "body": 1}).sort("seq").limit(limit)
             return await found.to_list()
 
-        found = await self._run(work)
-        return [self._registry.decode(bytes(d["body"]), seq=d["seq"]) for d in found]
+        rows = [(d["seq"], bytes(d["body"])) for d in await self._run(work)]
+        blobs = await self._blobs(references(body for _, body in rows))
+        return [self._registry.decode(body, seq=seq, blobs=blobs) for seq, body in rows]
 
     async def last_seq(self, log: str) -> int:
         newest = [("seq", DESCENDING)]
@@ -248,16 +253,9 @@ class MongoStore:
                 f"a blob of {len(content)} bytes is too large: MongoDB keeps at most {BLOB_BYTES} in one document;"
                 " keep it in a file and store a reference"
             )
-        sha256 = hashlib.sha256(content).hexdigest()
-
-        async def work() -> None:
-            try:
-                await self._in("blobs").insert_one({"_id": sha256, "content": content})
-            except DuplicateKeyError:  # the same content
-                return
-
-        await self._write(work)
-        return sha256
+        blob = Blob(hashlib.sha256(content).hexdigest(), content)
+        await self._put_blob(blob)
+        return blob.sha256
 
     async def blob(self, sha256: str) -> bytes | None:
         found = await self._run(lambda: self._in("blobs").find_one({"_id": sha256}))
@@ -271,6 +269,25 @@ class MongoStore:
         await self._replace("cursors", {"_id": follower, "cursor": cursor})
 
     # inside
+
+    async def _put_blob(self, blob: Blob) -> None:
+        async def work() -> None:
+            try:
+                await self._in("blobs").insert_one({"_id": blob.sha256, "content": blob.content})
+            except DuplicateKeyError:  # the same content
+                return
+
+        await self._write(work)
+
+    async def _blobs(self, wanted: Mapping[str, int]) -> dict[str, bytes]:
+        blobs: dict[str, bytes] = {}
+        for names in in_pieces(wanted, BATCH_BYTES):
+
+            async def work(names: list[str] = names) -> list[Document]:
+                return await self._in("blobs").find({"_id": {"$in": names}}).to_list()
+
+            blobs |= {d["_id"]: bytes(d["content"]) for d in await self._run(work)}
+        return blobs
 
     def _in(self, collection: str) -> AsyncCollection[Document]:
         if self._database is None:

@@ -31,6 +31,7 @@ from aworld_runtime.errors import (
     StoreUnavailableError,
 )
 from aworld_runtime.events import Event, Registry
+from aworld_runtime.payloads import Blob, references
 from aworld_runtime.store.base import EpisodeRecord, RolloutRow, RunRecord
 from aworld_runtime.store.documents import (
     RowDocument,
@@ -68,6 +69,8 @@ CREATE TABLE metrics (run_id TEXT NOT NULL, step INTEGER NOT NULL, body TEXT NOT
 CREATE TABLE blobs (sha256 TEXT PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE cursors (follower TEXT PRIMARY KEY, cursor TEXT NOT NULL);
 """
+
+PUT_BLOB = "INSERT OR IGNORE INTO blobs (sha256, content) VALUES (?, ?)"
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -113,8 +116,9 @@ class SQLiteStore:
         query = "SELECT seq, body FROM events WHERE log = ? AND seq >= ? ORDER BY seq LIMIT ?"
 
         def work(db: sqlite3.Connection) -> list[Event]:
-            rows = db.execute(query, (log, start, limit))
-            return [self._registry.decode(body, seq=seq) for seq, body in rows]
+            rows: list[tuple[int, bytes]] = db.execute(query, (log, start, limit)).fetchall()
+            blobs = _blobs(db, references(body for _, body in rows))
+            return [self._registry.decode(body, seq=seq, blobs=blobs) for seq, body in rows]
 
         return await self._reader.call(work)
 
@@ -213,8 +217,7 @@ class SQLiteStore:
 
     async def put_blob(self, content: bytes) -> str:
         sha256 = hashlib.sha256(content).hexdigest()
-        query = "INSERT OR IGNORE INTO blobs (sha256, content) VALUES (?, ?)"
-        await self._write(query, sha256, content)
+        await self._write(PUT_BLOB, sha256, content)
         return sha256
 
     async def blob(self, sha256: str) -> bytes | None:
@@ -258,19 +261,27 @@ def path_of(url: str) -> Path:
 def _insert_events(
     db: sqlite3.Connection, registry: Registry, log: str, events: Sequence[Event]
 ) -> None:
+    blobs: list[Blob] = []
+    rows = [(log, event.seq, event.id, registry.encode_apart(event, blobs)) for event in events]
+    db.executemany(PUT_BLOB, blobs)
     before = db.total_changes
     db.executemany(
         "INSERT INTO events (log, seq, id, body) VALUES (?, ?, ?, ?) ON CONFLICT (log, seq) DO NOTHING",
-        ((log, event.seq, event.id, registry.encode(event)) for event in events),
+        rows,
     )
     if db.total_changes - before == len(events):
         return
     seqs = [event.seq for event in events]
-    rows = db.execute(
+    kept = db.execute(
         "SELECT seq, id FROM events WHERE log = ? AND seq BETWEEN ? AND ?",
         (log, min(seqs), max(seqs)),
     )
-    check_same(log, events, dict(rows))
+    check_same(log, events, dict(kept))
+
+
+def _blobs(db: sqlite3.Connection, wanted: Iterable[str]) -> dict[str, bytes]:
+    query = "SELECT sha256, content FROM blobs WHERE sha256 = ?"
+    return dict(row for sha256 in wanted for row in db.execute(query, (sha256,)))
 
 
 def _document(columns: tuple[str, ...], values: tuple[Any, ...]) -> RowDocument:

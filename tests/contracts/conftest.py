@@ -34,7 +34,7 @@ SERVERS_VARIABLE = "AWORLD_TEST_BUS_SERVERS"
 """Environment variable: paths of the server programs to test, as in PATH."""
 SMALL = 3
 SMALL_LIMITS = f"queue_limit={SMALL}&mail_limit={SMALL}"
-OWNED = "log|mail|control|feed|work|delayed|dead"
+OWNED = "blobs|log|mail|control|feed|work|delayed|dead"
 """Kinds of keys that an episode, a queue or the namespace owns. All others have a time to live."""
 
 

@@ -10,6 +10,8 @@ from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.events import Event, MessagePosted, Registry
 from aworld_runtime.nodes.archiver import Archiver
+from aworld_runtime.nodes.logs import Logs
+from aworld_runtime.nodes.verify import compare
 from aworld_runtime.store.sqlite import SQLiteStore
 
 HOUR_MS = 3_600_000
@@ -29,6 +31,21 @@ async def set_clock(server: PrivateServer, hours: int) -> None:
     ahead = round(time.time() * 1000) + hours * HOUR_MS
     async with Redis.from_url(server.url) as client:
         await client.execute_command("XSETID", "aworld:{0}:feed", f"{ahead}-0")
+
+
+async def test_large_content_is_in_the_store_before_the_bus_lets_it_go(tmp_path: Path) -> None:
+    store = SQLiteStore(f"sqlite:///{tmp_path}/store.db", Registry())
+    large = [Event.of(MessagePosted(content="x" * 200_000), source="solver/1") for _ in range(3)]
+    async with store, PrivateServer(tmp_path / "server") as server, open_bus(server.url) as bus:
+        for log in ("episode:1", "episode:2"):
+            await bus.append(log, 0, large)
+        await archive(bus, store)
+        assert (await compare(bus, store)).same
+        await bus.unlink("episode:1", keep_s=0)
+        events = await Logs(bus, store).read_all("episode:1")
+        assert events == [event.at(seq) for seq, event in enumerate(large, 1)]
+        await bus.restore("episode:1", events)
+        assert await bus.read("episode:1") == events
 
 
 async def test_a_server_on_the_port_of_an_earlier_one_is_archived_from_its_beginning(

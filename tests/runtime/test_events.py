@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import time
 import zlib
 from array import array
 from collections.abc import Mapping
@@ -465,6 +466,22 @@ def test_an_oversized_body_is_refused_before_it_is_parsed(registry: Registry) ->
 def test_cut_compressed_content_is_malformed(registry: Registry) -> None:
     with pytest.raises(MalformedEventError, match="cut"):
         registry.decode(registry.encode(of_size(2 * COMPRESS_ABOVE))[:-10])
+
+
+@pytest.mark.parametrize("place", ["envelope", "data", "call"])
+def test_half_a_million_unknown_keys_are_refused_in_a_second_or_two(
+    registry: Registry, place: str
+) -> None:
+    called = ToolCalled(call=ToolCall(id="1", name="n"))
+    body = json.loads(registry.encode(at_a_fixed_time(called)))
+    inside = {"envelope": body, "data": body["data"], "call": body["data"]["call"]}[place]
+    inside |= dict.fromkeys(map(str, range(500_000)), 1)
+    hostile = json.dumps(body).encode()
+    before = time.process_time()
+    with pytest.raises(MalformedEventError, match=r"5000.. of its fields") as caught:
+        registry.decode(hostile)
+    assert time.process_time() - before < 4.0
+    assert len(str(caught.value)) < 200
 
 
 def test_deep_nesting_is_malformed_and_not_a_crash(registry: Registry) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 import anyio
 import hiredis
@@ -21,6 +22,7 @@ from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import DEAD_MAIL
 from aworld_runtime.bus.redis import RedisBus
 from aworld_runtime.bus.redis.clock import Clock
+from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.link import BATCH_CALLS
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import (
@@ -28,6 +30,7 @@ from aworld_runtime.errors import (
     BusUnavailableError,
     ConfigError,
     Fenced,
+    MissingBlobError,
     ProcessError,
 )
 from aworld_runtime.events import EpisodeCancelled, EpisodeTakenOver, Event, MessagePosted, Registry
@@ -372,6 +375,53 @@ async def test_what_waits_for_a_server_is_bounded_and_then_there_once_and_in_ord
                     there.append(int(delivery.event.data.content.split()[0]))
         assert there == [*sorted(accepted), 1000]
         assert len(accepted) + len(refused) == 1000
+
+
+async def test_large_content_is_kept_once_beside_its_log_and_freed_with_it(
+    server: PrivateServer,
+) -> None:
+    keys = Keys("aworld").log("log")
+    large = [note("x" * 200_000) for _ in range(3)]
+    async with open_bus(server.url) as bus, Redis.from_url(server.url) as admin:
+        await bus.append("log", 0, [*large[:2], note("small")])
+        await bus.append("log", 3, [large[2], note("y" * 200_000)])
+        assert (await admin.memory_usage(keys.log) or 0) < 5000
+        assert (await admin.hlen(keys.blobs), await admin.ttl(keys.blobs)) == (2, -1)
+        await bus.unlink("log")
+        assert await admin.hlen(keys.blobs) == 1  # that of the last event
+        assert 0 < await admin.ttl(keys.blobs) == await admin.ttl(keys.log)
+        await bus.unlink("log", keep_s=0)
+        assert not await admin.exists(keys.blobs)
+
+
+async def test_content_of_a_refused_append_does_not_stay(server: PrivateServer) -> None:
+    blobs = Keys("aworld").log("log").blobs
+    async with open_bus(server.url) as bus, Redis.from_url(server.url) as admin:
+        with pytest.raises(Fenced):
+            await bus.append("log", 7, [note("x" * 200_000)])
+        assert await admin.ttl(blobs) > 0
+        await bus.append("log", 0, [note("x" * 200_000)])
+        assert await admin.ttl(blobs) == -1
+
+
+@pytest.mark.parametrize("content", [None, b"forged"], ids=["missing", "damaged"])
+async def test_an_event_whose_content_is_gone_or_damaged_is_a_clear_error(
+    server: PrivateServer, content: bytes | None
+) -> None:
+    blobs = Keys("aworld").log("log").blobs
+    async with open_bus(server.url) as bus, Redis.from_url(server.url) as admin:
+        await bus.append("log", 0, [note("small"), note("x" * 200_000)])
+        [name] = cast("list[bytes]", await admin.hkeys(blobs))
+        if content is None:
+            await admin.hdel(blobs, name)
+        else:
+            await admin.hset(blobs, name, content)
+        with pytest.raises(MissingBlobError, match=name.decode()):
+            await bus.read("log")
+        async with bus.tail("log") as tail:
+            assert (await anext(tail)).seq == 1
+            with pytest.raises(MissingBlobError, match=name.decode()):
+                await anext(tail)
 
 
 async def test_cut_connections_neither_lose_nor_double_an_append(server: PrivateServer) -> None:

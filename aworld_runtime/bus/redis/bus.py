@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -37,7 +37,7 @@ from aworld_runtime.bus.redis.feed import FeedReader
 from aworld_runtime.bus.redis.follow import SWEEP_S, Follows
 from aworld_runtime.bus.redis.heartbeat import Heartbeat
 from aworld_runtime.bus.redis.hints import Hints
-from aworld_runtime.bus.redis.keys import Keys
+from aworld_runtime.bus.redis.keys import Keys, LogKeys
 from aworld_runtime.bus.redis.lanes import Listener, Waiting
 from aworld_runtime.bus.redis.link import SILENT_S, Link, ServerLink
 from aworld_runtime.bus.redis.readers import Mailbox, Tail
@@ -55,6 +55,7 @@ from aworld_runtime.errors import (
 )
 from aworld_runtime.events import EpisodeForked, Event, Registry, new_id
 from aworld_runtime.names import episode_log
+from aworld_runtime.payloads import NONE, Blob, references
 
 logger = logging.getLogger(__name__)
 
@@ -123,12 +124,16 @@ class RedisBus:
         self, log: str, expected_seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()
     ) -> int:
         began = time.perf_counter()
+        keys, blobs = self._keys.log(log), list[Blob]()
+        bodies = [self._registry.encode_apart(event, blobs) for event in events]
+        if blobs:
+            await scripts.keep_blobs(self._link, keys, blobs)
         last = await scripts.append(
             self._link,
-            self._keys.log(log),
+            keys,
             log,
             expected_seq,
-            [self._registry.encode(event) for event in events],
+            bodies,
             fork=_forks_at(expected_seq, events),
             acks=acks,
         )
@@ -140,15 +145,17 @@ class RedisBus:
         return expected_seq + len(events)
 
     async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]:
-        key = self._keys.log(log).log
+        keys = self._keys.log(log)
         events: list[Event] = []
         position = max(start, 1)
         while len(events) < limit:
             count = min(limit - len(events), READ_BATCH)
             reply = await self._link.call(
-                b"XRANGE", key, f"{position}-0", b"+", b"COUNT", str(count)
+                b"XRANGE", keys.log, f"{position}-0", b"+", b"COUNT", str(count)
             )
-            events += [self._event(entry) for entry in scripts.entries(reply)]
+            entries = scripts.entries(reply)
+            blobs = await self._blobs(keys, entries)
+            events += [self._event(entry, blobs) for entry in entries]
             if len(reply) < count:
                 break
             position = events[-1].seq + 1
@@ -162,8 +169,9 @@ class RedisBus:
     @asynccontextmanager
     async def tail(self, log: str, start: int = 1) -> AsyncGenerator[AsyncIterator[Event]]:
         after = f"{max(start, 1) - 1}-0".encode()
-        with self._follows.following(self._keys.log(log).log, after=after) as follower:
-            yield Tail(follower, self._event)
+        keys = self._keys.log(log)
+        with self._follows.following(keys.log, after=after) as follower:
+            yield Tail(follower, partial(self._blobs, keys), self._event)
 
     async def restore(self, log: str, events: Sequence[Event]) -> None:
         if not events:
@@ -174,12 +182,14 @@ class RedisBus:
             there = await self.read(log, limit=1)
             if ours is None or not there or (there[0].seq, there[0].id) != (last, ours.id):
                 return
-        staging = self._keys.staging(log, new_id())
+        staging, keys = self._keys.staging(log, new_id()), self._keys.log(log)
         for begin in range(0, len(events), READ_BATCH):
             batch = events[begin : begin + READ_BATCH]
-            bodies = [self._registry.encode(event) for event in batch]
+            blobs: list[Blob] = []
+            bodies = [self._registry.encode_apart(event, blobs) for event in batch]
+            await scripts.keep_blobs(self._link, keys, blobs)
             await scripts.stage(self._link, staging, first + begin, bodies)
-        keys, end = self._keys.log(log), first + len(events) - 1
+        end = first + len(events) - 1
         await scripts.unstage(self._link, staging, keys, log, first, end)
 
     async def unlink(self, log: str, *, keep_s: float = RETIRED_S) -> None:
@@ -429,9 +439,14 @@ class RedisBus:
             return
         telemetry.DEAD.add()
 
-    def _event(self, entry: Entry) -> Event:
+    async def _blobs(self, keys: LogKeys, entries: Sequence[Entry]) -> Mapping[str, bytes]:
+        """The large content of these entries of a log."""
+        wanted = references(fields[1] for _, fields in entries)
+        return await scripts.blobs_of(self._link, keys, wanted) if wanted else NONE
+
+    def _event(self, entry: Entry, blobs: Mapping[str, bytes]) -> Event:
         entry_id, fields = entry
-        return self._registry.decode(fields[1], seq=_seq(entry_id))
+        return self._registry.decode(fields[1], seq=_seq(entry_id), blobs=blobs)
 
 
 def _forks_at(expected_seq: int, events: Sequence[Event]) -> bool:

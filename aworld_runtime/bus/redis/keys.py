@@ -1,7 +1,7 @@
 """Every key on the server. Each has an owner, or a TTL (set by the script that makes it).
 
-    log, mail, control     the episode or run; `unlink` leaves of them a log's last event, with a TTL. Mail for
-                  a log that isn't there (any more) has a TTL
+    log, mail, control, blobs     the episode or run; `unlink` leaves of them a log's last event, with a TTL.
+                  Mail and blobs for a log that isn't there (any more) have a TTL
     feed          the namespace; trimmed behind its readers
     feed:id       the namespace; goes only where all else goes too
     work, delayed, dead     the queue
@@ -26,13 +26,15 @@ GROUP = b"g"
 
 
 class LogKeys(NamedTuple):
-    """What one append touches. All but the feed are also the channels on which hints about them go out."""
+    """What one append touches. Log, mail and control are also the channels on which hints about them go out."""
 
     log: bytes
     mail: bytes
     control: bytes
     """Stream of mail that passes the other."""
     feed: bytes
+    blobs: bytes
+    """Hash of the log's large content, by sha256."""
 
 
 class QueueKeys(NamedTuple):
@@ -67,6 +69,7 @@ class Keys:
             f"{shard}:mail:{name}".encode(),
             f"{shard}:control:{name}".encode(),
             f"{shard}:feed".encode(),
+            f"{shard}:blobs:{name}".encode(),
         )
 
     def staging(self, name: str, unique: str) -> bytes:

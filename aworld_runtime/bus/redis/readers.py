@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Self
 
 from aworld_runtime.bus.base import Mail
@@ -13,14 +13,22 @@ from aworld_runtime.bus.redis.scripts import Entry
 from aworld_runtime.errors import EventError
 from aworld_runtime.events import Event
 
+Blobs = Mapping[str, bytes]
+
 logger = logging.getLogger(__name__)
 
 
 class Tail:
     """Iterates over a log; waits at its end."""
 
-    def __init__(self, follower: Follower, decode: Callable[[Entry], Event]) -> None:
+    def __init__(
+        self,
+        follower: Follower,
+        load: Callable[[Sequence[Entry]], Awaitable[Blobs]],
+        decode: Callable[[Entry, Blobs], Event],
+    ) -> None:
         self._follower = follower
+        self._load = load
         self._decode = decode
         self._read: deque[Entry] = deque()
 
@@ -31,7 +39,8 @@ class Tail:
         if not self._read:
             _, entries = await self._follower.next()
             self._read.extend(entries)
-        return self._decode(self._read.popleft())
+        blobs = await self._load([self._read[0]])
+        return self._decode(self._read.popleft(), blobs)
 
 
 class Mailbox:

@@ -7,13 +7,14 @@ holds it; the server's clock decides what is due. Scripts marked `merges` take m
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from aworld_runtime.bus.base import Mail, Standing
 from aworld_runtime.bus.redis.keys import GROUP, LogKeys, QueueKeys
 from aworld_runtime.bus.redis.link import Link, Script
 from aworld_runtime.bus.redis.wire import Argument, Command, Reply
+from aworld_runtime.payloads import Blob, in_pieces
 
 BODY = b"e"
 """Field of a stream entry: the encoded event."""
@@ -30,6 +31,8 @@ MAIL_TTL_S = 24 * 3600
 REPLY_TTL_S = 60
 """Life of a reply; who waits for it looks every second."""
 STAGING_TTL_S = 300
+BLOBS_BYTES = 8 * 1024 * 1024
+"""Content in one reply."""
 PROMOTE = 100
 """Most delayed events moved at once."""
 
@@ -41,7 +44,7 @@ Entry = tuple[bytes, list[bytes]]
 _APPEND = Script(
     """
 local results, a = {}, 1
-for k = 1, #KEYS, 4 do
+for k = 1, #KEYS, 5 do
   local log, mail, control = KEYS[k], KEYS[k + 1], KEYS[k + 2]
   local name, expected, bodies, acks = ARGV[a], ARGV[a + 1] + 0, ARGV[a + 2] + 0, ARGV[a + 3] + 0
   local fork, first = ARGV[a + 4] == '1', a + 5
@@ -68,7 +71,7 @@ for k = 1, #KEYS, 4 do
     if bodies > 0 then
       redis.call('XADD', KEYS[k + 3], '*', 'a', expected + 1 .. ' ' .. expected + bodies .. ' ' .. name)
       redis.call('PUBLISH', log, '')
-      if last == 0 then redis.call('PERSIST', mail); redis.call('PERSIST', control) end
+      for i = k + 1, last == 0 and k + 4 or 0 do redis.call('PERSIST', KEYS[i]) end
     end
     for i = first + bodies, a - 1 do
       local lane, id = string.match(ARGV[i], '^(c?)(.*)$')
@@ -135,6 +138,7 @@ redis.call('PERSIST', KEYS[1])
 redis.call('RENAME', KEYS[1], KEYS[2])
 redis.call('PERSIST', KEYS[3])
 redis.call('PERSIST', KEYS[4])
+redis.call('PERSIST', KEYS[6])
 redis.call('PUBLISH', KEYS[2], '')
 return 1
 """
@@ -151,20 +155,51 @@ async def unstage(
 _RETIRE = Script(
     """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+local sha256 = last and string.match(last[2][2], '{"blob":"(%x+)","size":%d+}}$')
+local blob = sha256 and redis.call('HGET', KEYS[4], sha256)
 redis.call('UNLINK', unpack(KEYS))
 if last and tonumber(ARGV[1]) > 0 then
   redis.call('XADD', KEYS[1], last[1], unpack(last[2]))
   redis.call('PEXPIRE', KEYS[1], ARGV[1])
+  if blob then
+    redis.call('HSET', KEYS[4], sha256, blob)
+    redis.call('PEXPIRE', KEYS[4], ARGV[1])
+  end
 end
 """
 )
 
 
 async def retire(link: Link, keys: LogKeys, keep_ms: int) -> None:
-    """Free a log and its mail but for the log's last event, which gets a TTL. Works on a full server, too:
+    """Free a log, its mail and its blobs but for the log's last event, which gets a TTL. Works on a full server, too:
     it begins by freeing. A new stream, because a trimmed one keeps the memory of its last node.
     """
-    await link.run_script(_RETIRE, (keys.log, keys.mail, keys.control), (str(keep_ms),))
+    streams = (keys.log, keys.mail, keys.control, keys.blobs)
+    await link.run_script(_RETIRE, streams, (str(keep_ms),))
+
+
+_KEEP_BLOB = Script(
+    f"""
+redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2])
+if redis.call('TTL', KEYS[2]) ~= -1 then redis.call('EXPIRE', KEYS[1], {MAIL_TTL_S}) end
+""",
+    adds=True,
+)
+
+
+async def keep_blobs(link: Link, keys: LogKeys, blobs: Iterable[Blob]) -> None:
+    """Add content that events of the log will refer to. The append that begins the log takes its TTL away."""
+    for blob in blobs:
+        await link.run_script(_KEEP_BLOB, (keys.blobs, keys.log), blob)
+
+
+async def blobs_of(link: Link, keys: LogKeys, wanted: Mapping[str, int]) -> dict[str, bytes]:
+    """Content by its sha256; `wanted` says how many bytes each has. What isn't there is left out."""
+    found: dict[str, bytes] = {}
+    for names in in_pieces(wanted, BLOBS_BYTES):
+        contents = await link.call(b"HMGET", keys.blobs, *names)
+        found |= {n: c for n, c in zip(names, contents, strict=True) if c is not None}
+    return found
 
 
 _SEND_MAIL = Script(
@@ -555,6 +590,7 @@ SCRIPTS = (
     _STAGE,
     _UNSTAGE,
     _RETIRE,
+    _KEEP_BLOB,
     _SEND_MAIL,
     _PUT,
     _DELAY,

@@ -1,11 +1,12 @@
 """What only the SQLite store promises: its URLs, its file, its errors."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from aworld_runtime.errors import ConfigError, StoreError, StoreUnavailableError
+from aworld_runtime.errors import ConfigError, MissingBlobError, StoreError, StoreUnavailableError
 from aworld_runtime.events import Event, MessagePosted, Registry
 from aworld_runtime.store import open_store
 from aworld_runtime.store import sqlite as backend
@@ -28,6 +29,19 @@ async def test_relative_path_and_its_folders_are_made(
 def test_url_without_a_file_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="sqlite:///folder/file"):
         open_store(url)
+
+
+async def test_events_keep_stubs_and_a_blob_that_is_missing_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "store.db"
+    large = Event.of(MessagePosted(content="x" * 200_000), source="user/1")
+    async with _store(file) as store:
+        await store.put_events("log", [large.at(1), large.at(2)])
+        with closing(sqlite3.connect(file, isolation_level=None)) as database:
+            (longest,) = database.execute("SELECT max(length(body)) FROM events").fetchone()
+            assert longest < 500
+            [(sha256,)] = database.execute("DELETE FROM blobs RETURNING sha256").fetchall()
+        with pytest.raises(MissingBlobError, match=sha256):
+            await store.read("log")
 
 
 async def test_file_that_is_no_database_is_refused(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import anyio
 import pytest
 
 from aworld_runtime.errors import LogRewoundError, StoreError
-from aworld_runtime.events import Event, EventData, MessagePosted, ModelCompleted
+from aworld_runtime.events import Event, EventData, MessagePosted, ModelCompleted, Registry
 from aworld_runtime.messages import Usage
+from aworld_runtime.payloads import Blob
 from aworld_runtime.processes import spawn
 from aworld_runtime.store import EpisodeRecord, RolloutRow, RunRecord, Store, open_store
 from tests.waiting import wait_until
@@ -24,6 +25,12 @@ WRITER = Path(__file__).with_name("writer.py")
 
 def posted(seqs: Iterable[int], content: str = "hello") -> list[Event]:
     return [Event.of(MessagePosted(content=content), source="user/1").at(seq) for seq in seqs]
+
+
+def blob_of(event: Event) -> Blob:
+    blobs: list[Blob] = []
+    Registry().encode_apart(event, blobs)
+    return blobs[0]
 
 
 def row(
@@ -63,6 +70,24 @@ async def test_events_come_back_as_they_were(store: Store) -> None:
     assert isinstance(second.data, ModelCompleted)
     assert math.isnan(second.data.behavior_logprobs[0])
     assert second.time == START
+
+
+async def test_large_content_is_kept_once_for_all_logs_and_comes_back(store: Store) -> None:
+    large = [note.at(seq) for seq, note in enumerate(posted([1, 2], "x" * 200_000), 1)]
+    for log in (LOG, "episode:two"):
+        await store.put_events(log, [*large, *posted([3])])
+        await store.put_events(log, large)
+        assert (await store.read(log))[:2] == large
+    assert await store.blob(blob_of(large[0]).sha256) == blob_of(large[0]).content
+    assert blob_of(large[0]) == blob_of(large[1])
+
+
+async def test_a_blob_that_was_put_is_not_the_events_alone(store: Store) -> None:
+    [event] = posted([1], "x" * 200_000)
+    sha256 = await store.put_blob(blob_of(event).content)
+    await store.put_events(LOG, [event])
+    assert sha256 == blob_of(event).sha256
+    assert await store.read(LOG) == [event]
 
 
 async def test_part_of_a_log_is_read(store: Store) -> None:
