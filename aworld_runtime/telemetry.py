@@ -176,7 +176,7 @@ RECONNECTS = Counter(
     "aworld_bus_reconnects_total", "Times that the connection for calls was made anew."
 )
 LINK_CALLS = Gauge("aworld_bus_waiting_calls", "Calls that wait to be sent to the server.")
-LINK_BYTES = Gauge("aworld_bus_waiting_bytes", "Bytes of the calls that wait to be sent.")
+LINK_BYTES = Gauge("aworld_bus_waiting_bytes", "Bytes of the calls that have no answer yet.")
 
 # --- nodes ---------------------------------------------------------------------------------------------------------
 
