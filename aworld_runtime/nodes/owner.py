@@ -143,8 +143,7 @@ class EpisodeOwner:
             Fenced: another worker took it over, or will (perhaps in an exception group).
         """
         async with (
-            self._bus.mailbox(self.log, "control") as control,
-            self._bus.mailbox(self.log, "data") as mail,
+            self._bus.mailbox(self.log) as mail,
             anyio.create_task_group() as tasks,
         ):
             self._tasks = tasks
@@ -152,7 +151,6 @@ class EpisodeOwner:
             if not self._finished.is_set():
                 if refusal is not None:
                     self._spawn(self._finish, "failed", refusal)
-                tasks.start_soon(self._receive, control)
                 tasks.start_soon(self._receive, mail)
                 tasks.start_soon(self._watch_clock)
                 await self._finished.wait()
@@ -567,7 +565,8 @@ class EpisodeOwner:
                 if isinstance(event.data, EpisodeCancelled):
                     fresh.append(self._ended("cancelled", event.data.reason, cause=event))
                     break
-            await self.commit(fresh, acks=batch)
+            # Not awaited: what comes next may be a cancellation, and control mail is heard at once.
+            self._group.start_soon(partial(self.commit, fresh, acks=batch))
 
     async def _watch_clock(self) -> None:
         """End the episode at its deadline, or when its time since this claim is up, whichever is first, pauses not counted."""
