@@ -363,7 +363,9 @@ class RedisBus:
 
     async def broadcast(self, channel: str, value: JsonValue) -> None:
         body = broadcast_body(channel, value)
-        said = self._link.say(b"PUBLISH", self._keys.lane(channel), body)
+        # All over one node of a cluster, which keeps one sender's broadcasts in order whatever their channels.
+        lane = self._keys.lane(channel)
+        said = self._link.say(b"PUBLISH", lane, body, key=self._keys.nodes)
         with suppress(BusUnavailableError), anyio.move_on_after(SILENT_S):
             await said
 
