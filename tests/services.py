@@ -154,6 +154,28 @@ class BusCluster:
             pass
         await self.end_move(slot, source, target)
 
+    @asynccontextmanager
+    async def replica_of(self, number: int, folder: Path) -> AsyncGenerator[PrivateServer]:
+        """One more server that has all the node has, and takes its place when it dies."""
+        options = {**self.OPTIONS, "cluster-port": str(_free_port())}
+        async with PrivateServer(folder, options=options, binary=self.nodes[0].binary) as replica:
+            master_id = await self.tell(number, "CLUSTER", "MYID")
+            async with Redis.from_url(replica.url, decode_responses=True) as client:
+                execute = cast("Callable[..., Awaitable[object]]", client.execute_command)
+                first = self.nodes[0]
+                await execute("CLUSTER", "MEET", HOST, first.port, first.options["cluster-port"])
+
+                async def knows_it() -> bool:
+                    return master_id in str(await execute("CLUSTER", "NODES"))
+
+                async def has_all() -> bool:
+                    return await self.tell(number, "WAIT", 1, 100) == "1"
+
+                await wait_until(knows_it, 10.0, "a replica that knows its master")
+                await execute("CLUSTER", "REPLICATE", master_id)
+                await wait_until(has_all, 10.0, "a replica that has all")
+            yield replica
+
     async def __aenter__(self) -> Self:
         for node in self.nodes:
             await node.start()

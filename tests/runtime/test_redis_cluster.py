@@ -214,6 +214,22 @@ async def test_a_killed_node_loses_nothing_acknowledged_and_holds_up_no_other(
     await load.is_whole()
 
 
+@pytest.mark.chaos
+async def test_a_replica_that_takes_over_is_found(tmp_path: Path) -> None:
+    async with BusCluster(tmp_path) as cluster, cluster.replica_of(1, tmp_path / "replica"):
+        url = f"{cluster.url}?namespace=test"
+        log = next(f"log{n}" for n in range(20) if cluster.owner(slot_of_log(url, f"log{n}")) == 1)
+        async with open_bus(url) as bus, bus.tail(log) as tail, bus.feed() as feed:
+            await bus.append(log, 0, [note("a")])
+            await first_entries(feed, 1)
+            assert await cluster.tell(1, "WAIT", 1, 5000) == "1"
+            await kill(cluster.nodes[1])
+            with anyio.fail_after(10.0):
+                await bus.append(log, 1, [note("b")])
+                assert [(await anext(tail)).seq for _ in range(2)] == [1, 2]
+            assert [span(entry) for entry in await first_entries(feed, 1)] == [(log, 2, 2)]
+
+
 async def test_a_bus_opens_while_a_node_is_away_and_finds_it_when_it_is_back(
     cluster: BusCluster, url: str
 ) -> None:

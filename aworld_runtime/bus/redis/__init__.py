@@ -1,6 +1,7 @@
-"""The bus on a Redis (7.0 or newer) or Valkey server: `redis://`, `rediss://`, `unix://`.
+"""The bus on a Redis (7.0 or newer) or Valkey server: `redis://`, `rediss://`, `unix://`; on a cluster of
+them: `redis+cluster://`, `rediss+cluster://`.
 
-    callers ──▶ Link.run ── one connection; commands issued meanwhile travel together ──▶ server
+    callers ──▶ Link.run ── one connection a server; commands issued meanwhile travel together ──▶ server
                                                                                             │
     Hints.run ◀── one pub/sub connection: lossy hints, broadcasts, replies ◀────────────────┤
         └─▶ Follows.run ── XREAD of what was hinted, and of everything once a second        │
