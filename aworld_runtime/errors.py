@@ -18,6 +18,7 @@ prints them in one line and exits with code 2.
     │   ├── BusUnavailableError    no server, or it went away
     │   ├── BusFullError           it refuses publishers
     │   │   └── QueueFullError     one queue or mailbox does
+    │   ├── AccessDeniedError      the server's access list forbids it to this user
     │   ├── Fenced                 another owner appended: drop the work
     │   ├── RequestTimeoutError    no reply before the deadline
     │   └── WorkerRefusedError     a worker of another code version
@@ -112,6 +113,10 @@ class BusFullError(BusError):
 
 class QueueFullError(BusFullError):
     """A queue or a mailbox holds as much as it may; names it, its length and its limit."""
+
+
+class AccessDeniedError(BusError):
+    """The server's access list forbids this to the user of the bus's URL; names both. Asking again won't help."""
 
 
 class Fenced(BusError):

@@ -72,6 +72,7 @@ COMMANDS = {
     "nodes": Command("aworld_runtime.cli.nodes:run", "list who is on the bus"),
     "worker": Command("aworld_runtime.cli.worker:run", "run episodes and tools for a bus"),
     "dead-letter": Command("aworld_runtime.cli.dead_letter:run", "see to events that failed"),
+    "acl": Command("aworld_runtime.cli.acl:run", "make users for the bus's server, one a role"),
     "verify": Command("aworld_runtime.cli.verify:run", "compare what the bus and the store hold"),
     "bench": Command("aworld_runtime.bench.cli:bench_command", "measure the bus on this machine"),
     "chaos": Command(

@@ -92,10 +92,19 @@ async def other_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 
 @pytest.fixture(scope="session")
 async def tls_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """A server behind TLS, for a client that trusts the authority of its certificate."""
+    """A server behind TLS, for a client that trusts the authority of its certificate and has no more than a trainer's
+    rights in namespaces called test-….
+    """
+    from aworld_runtime.bus.redis.acl import users
+
     authority = Authority.found(tmp_path_factory.mktemp("certificates"))
     options = tls_options(authority, authority.issue("server"), free_port())
     folder = tmp_path_factory.mktemp("tls")
+    (trainer,) = users("test-", ["trainer"])
+    options["aclfile"] = str(folder / "users.acl")
+    (folder / "users.acl").write_text(
+        trainer.line().replace("~test-:", "~test-*:").replace("&test-:", "&test-*:")
+    )
     server = PrivateServer(folder, options=options, binary=server_binary(0))
     try:
         await server.start()
@@ -103,7 +112,8 @@ async def tls_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str
         missing("Redis or Valkey with TLS", str(error))
     async with server:
         trusted = urlencode({"ssl_ca_certs": authority.file})
-        yield f"rediss://{HOST}:{options['tls-port']}/0?{trusted}"
+        login = f"{trainer.name}:{trainer.password}"
+        yield f"rediss://{login}@{HOST}:{options['tls-port']}/0?{trusted}"
 
 
 def server_binary(number: int) -> Path:
@@ -151,7 +161,9 @@ async def backend(server_url: str | None) -> AsyncIterator[Backend]:
     keys = Keys(f"test-{uuid4().hex[:12]}")
     url = f"{server_url}{'&' if '?' in server_url else '?'}namespace={keys.namespace}"
     address = Address.parse(server_url)
-    nodes = [address.node(place).server_url for place in address.seeds] or [server_url]
+    nodes = [address.node(place).server_url for place in address.seeds] or [
+        re.sub("//.*@", "//", server_url)
+    ]
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Redis.from_url(node)) for node in nodes]
 

@@ -45,7 +45,7 @@ from aworld_runtime.bus.redis.scripts import Entry
 from aworld_runtime.bus.redis.shards import ShardedFeedReader, read_cursor
 from aworld_runtime.bus.redis.timers import Timers
 from aworld_runtime.bus.redis.tls import mismatch
-from aworld_runtime.bus.redis.wire import Address, Unreachable
+from aworld_runtime.bus.redis.wire import Address, Unreachable, denial
 from aworld_runtime.errors import (
     BusFullError,
     BusUnavailableError,
@@ -78,7 +78,7 @@ class RedisBus:
         self._keys = Keys(self._address.namespace, SHARDS if clustered else 1)
         make_link = ClusterLink if clustered else ServerLink
         self._link: Link = make_link(self._address, scripts.SCRIPTS)
-        self._hints = Hints(self._link.dial, self._reconnected)
+        self._hints = Hints(self._link.dial, self._reconnected, partial(denial, self._address))
         self._follows = Follows(self._link, self._hints)
         self._timers = Timers(self._link)
         self._clock = Clock()

@@ -38,9 +38,11 @@ from aworld_runtime.bus.redis.wire import (
     ReplyError,
     Unreachable,
     Wire,
+    denial,
     pack,
 )
 from aworld_runtime.errors import (
+    AccessDeniedError,
     BusError,
     BusFullError,
     BusUnavailableError,
@@ -449,6 +451,8 @@ class RedisConsumer:
         if not errors:
             self._refused_s = 0.0
             return replies
+        if denied := next((error for error in errors if error.denied), None):
+            raise AccessDeniedError(denial(self.services.link.place(self.keys.work), denied))
         if other := [error for error in errors if error.code not in {"NOGROUP", *FULL}]:
             self._wire.drop()
             raise Unreachable(str(other[0]))

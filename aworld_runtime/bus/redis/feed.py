@@ -18,9 +18,10 @@ from aworld_runtime.bus.redis.wire import (
     ReplyError,
     Unreachable,
     Wire,
+    denial,
     pack,
 )
-from aworld_runtime.errors import BusError, BusUnavailableError, ConfigError
+from aworld_runtime.errors import AccessDeniedError, BusError, BusUnavailableError, ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ class FeedReader:
         if isinstance(reply, ReplyError):
             if missing and "no such key" in str(reply):
                 return None
+            if reply.denied:
+                raise AccessDeniedError(denial(self._link.place(self._key), reply))
             if reply.code == "ERR":
                 raise BusError(f"feed after {self._cursor.decode()!r}: {reply}")
             raise Unreachable(str(reply))

@@ -9,6 +9,7 @@ Lossy: whoever hears also looks for himself now and then.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 
@@ -21,7 +22,9 @@ from aworld_runtime.bus.redis.wire import (
     Wire,
     pack,
 )
-from aworld_runtime.errors import ConfigError
+from aworld_runtime.errors import AccessDeniedError, ConfigError
+
+logger = logging.getLogger(__name__)
 
 PING_S = 1.0
 PAUSE_S = 0.2
@@ -34,8 +37,16 @@ Hearer = Callable[[bytes], None]
 class Hints:
     """One pub/sub connection for everything a bus listens to."""
 
-    def __init__(self, dial: Callable[[], Awaitable[Wire]], on_connect: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        dial: Callable[[], Awaitable[Wire]],
+        on_connect: Callable[[], None],
+        denial: Callable[[ReplyError], str],
+    ) -> None:
         self._dial = dial
+        self._denial = denial
+        """What to tell who listens to something that isn't allowed."""
+        self._denied: ReplyError | None = None
         self._on_connect = on_connect
         """Called after every connection: hints may have been missed."""
         self._hearers: dict[bytes, list[Hearer]] = {}
@@ -78,10 +89,16 @@ class Hints:
                 self._say(b"PUNSUBSCRIBE", pattern)
 
     async def confirm(self, confirmed: asyncio.Event) -> None:
-        """Wait for a confirmation, but not for ever."""
+        """Wait for a confirmation, but not for ever.
+
+        Raises:
+            AccessDeniedError: there is none, and something was forbidden.
+        """
         if not confirmed.is_set():
             with anyio.move_on_after(CONFIRM_S):
                 await confirmed.wait()
+            if self._denied is not None and not confirmed.is_set():
+                raise AccessDeniedError(self._denial(self._denied))
 
     async def run(self) -> None:
         """Connect, hear, connect again; until cancelled."""
@@ -89,8 +106,8 @@ class Hints:
             try:
                 self._wire = await self._dial()
                 self._packed.clear()
-                if self._hearers:
-                    self._say(b"SUBSCRIBE", *self._hearers)
+                for channel in self._hearers:  # each alone, as all of a command would be forbidden
+                    self._say(b"SUBSCRIBE", channel)
                 if self._watchers:
                     self._say(b"PSUBSCRIBE", *self._watchers)
                 self._on_connect()
@@ -127,9 +144,14 @@ class Hints:
             reply = await wire.receive()
         finally:
             timer.cancel()
-        if isinstance(reply, ReplyError):
+        if not isinstance(reply, ReplyError):
+            return reply
+        if not reply.denied:
             raise Unreachable(str(reply))
-        return reply
+        if self._denied is None:
+            logger.warning("hints come late: %s", self._denial(reply))
+        self._denied = reply
+        return ()
 
     def _hear(self, message: Sequence[bytes]) -> None:
         if len(message) == 4:

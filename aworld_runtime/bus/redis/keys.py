@@ -118,3 +118,14 @@ class Keys:
 
     def _shard(self, log: str) -> str:
         return f"{self.namespace}:{{{zlib.crc32(log.encode()) % self.shards}}}"
+
+
+class Patterns(Keys):
+    """Of keys, as access rules have them: `*` is every log, queue, request or channel, of every shard."""
+
+    def _shard(self, log: str) -> str:  # noqa: ARG002 - whichever it is in
+        return f"{self.namespace}:{{[0-9]*}}"
+
+    @property
+    def feeds(self) -> list[bytes]:
+        return [self.log("*").feed]

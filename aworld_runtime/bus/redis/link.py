@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,10 +32,17 @@ from aworld_runtime.bus.redis.wire import (
     ReplyError,
     Unreachable,
     Wire,
+    denial,
     dial,
     pack,
 )
-from aworld_runtime.errors import BusError, BusFullError, BusUnavailableError, ConfigError
+from aworld_runtime.errors import (
+    AccessDeniedError,
+    BusError,
+    BusFullError,
+    BusUnavailableError,
+    ConfigError,
+)
 
 BATCH_CALLS = 100
 BATCH_BYTES = 1024 * 1024
@@ -163,6 +171,8 @@ class Call:
     """It was sent on to where its keys are being moved."""
     moves: int = 0
     """How often it was sent on."""
+    alone: bool = False
+    """It is not merged with others: one of those was forbidden."""
 
 
 class ServerLink:
@@ -375,10 +385,14 @@ class ServerLink:
             if isinstance(reply, ReplyError) and reply.code in NOT_READY:
                 refused.update(group)
                 again = str(reply)
+            elif isinstance(reply, ReplyError) and reply.denied and len(group) > 1:
+                refused.update(group)  # nothing was done: it may be forbidden to one of them alone
+                for call in group:
+                    call.alone = True
             else:
                 self._answer(group, reply)
+        self._waiting.extendleft(call for call in reversed(batch) if call in refused)
         if again is not None:
-            self._waiting.extendleft(call for call in reversed(batch) if call in refused)
             wire.drop()
             self._wire = None
         return again
@@ -394,13 +408,15 @@ class ServerLink:
             if call.reply.done():
                 continue
             if isinstance(reply, ReplyError):
-                call.reply.set_exception(self._error(reply))
+                call.reply.set_exception(self._error(reply, call))
             elif single or not isinstance(reply, list):
                 call.reply.set_result(reply)
             else:
                 call.reply.set_result(reply[index])
 
-    def _error(self, reply: ReplyError) -> BusError:
+    def _error(self, reply: ReplyError, call: Call) -> BusError:
+        if reply.denied:
+            return AccessDeniedError(denial(self._address, reply, _denied_command(reply, call)))
         if reply.code in FULL:
             return BusFullError(
                 f"bus {self._address.url} accepts no new events: {reply}. Raise its maxmemory or free its"
@@ -425,6 +441,16 @@ class ServerLink:
                 self._waiting.append(call)
 
 
+def _denied_command(reply: ReplyError, call: Call) -> str:
+    """A server tells of a script where it was stopped, and perhaps no more."""
+    if call.script is None:
+        return str(call.arguments[0], "ascii") if isinstance(call.arguments[0], bytes) else ""
+    line = re.search(r"user_script:(\d+)", str(reply))
+    lines = call.script.text.splitlines()
+    named = re.findall(r"call\('(\w+)'", lines[int(line[1]) - 1]) if line else []
+    return " or ".join(named) or "EVALSHA"
+
+
 class CommandRefused(BusError):
     """The server answered with an error that no retry mends."""
 
@@ -438,7 +464,7 @@ def _merge(batch: Sequence[Call]) -> list[list[Call]]:
     groups: list[list[Call]] = []
     merged: dict[tuple[Script, int], list[Call]] = {}
     for call in batch:
-        if call.script is None or not call.script.merges or call.asking:
+        if call.script is None or not call.script.merges or call.asking or call.alone:
             groups.append([call])
             continue
         group = merged.get((call.script, call.slot))

@@ -572,7 +572,7 @@ for i = 1, #all, 2 do
   if tonumber(expiry) > now then
     present[#present + 1] = body
   else
-    redis.call('HDEL', KEYS[1], all[i])
+    redis.pcall('HDEL', KEYS[1], all[i])  -- who may only look leaves it to others
   end
 end
 return present

@@ -21,7 +21,7 @@ FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 OPTIONS = frozenset({
     *FILES, "ssl_ca_data", "ssl_cert_reqs", "ssl_check_hostname", "ssl_ciphers", "ssl_password"
 })  # fmt: skip
-PROBE_S = 1.0
+PROBE_S = 0.5
 
 
 def check_options(scheme: str, options: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import anyio
 import hiredis
@@ -69,6 +69,11 @@ class ReplyError(Exception):
         """Its first word: OOM, NOSCRIPT, NOGROUP, ..."""
         return str(self).partition(" ")[0]
 
+    @property
+    def denied(self) -> bool:
+        """Whether the server's access list forbids it."""
+        return self.code == "NOPERM" or "The user executing the script can't" in str(self)
+
 
 @dataclass(frozen=True)
 class Address:
@@ -84,6 +89,11 @@ class Address:
     limits: Limits = field(default_factory=Limits)
     seeds: tuple[str, ...] = ()
     """`host:port` of the nodes that know a cluster; none: a single server."""
+
+    @property
+    def user(self) -> str:
+        """Who we are at the server."""
+        return unquote(urlsplit(self.server_url).username or "default")
 
     def node(self, place: str) -> Address:
         """Of one node of the cluster, at `host:port`."""
@@ -277,8 +287,19 @@ async def dial(
     for reply in replies:
         if isinstance(reply, ReplyError):
             wire.drop()
+            if reply.denied:
+                raise ConfigError(denial(address, reply))
             raise Unreachable(str(reply))
     return wire, replies
+
+
+def denial(address: Address, reply: ReplyError, command: str = "") -> str:
+    """What to tell whoever is not allowed to do that."""
+    what = f" {command}" if command else ""
+    return (
+        f"bus {address.url}: user {address.user!r} may not do this{what}: {reply}. Use the user of the role that it"
+        " is for, or give this one the role's rights: aworld acl"
+    )
 
 
 def at_place(server_url: str, place: str) -> str:
