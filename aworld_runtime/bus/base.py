@@ -274,6 +274,13 @@ class Bus(Protocol):
         """Forget entries before the first of these cursors: those of everyone who follows the feed."""
         ...
 
+    def subscribe(self, *types: str, after: str = "0") -> Subscription:
+        """Events of every log whose type begins with one of `types` (`tool.` or `tool.*`; none: all), from the feed's cursor on.
+
+        `async for` it. Each log's events come in order, at least once; `cursor` is where to resume.
+        """
+        ...
+
     # mail
     async def send_mail(self, log: str, *events: Event) -> None:
         """Give events to the log's owner, all or none. The same event id may arrive twice; the owner dedupes.
@@ -386,6 +393,7 @@ class Subscription:
 
     def __post_init__(self) -> None:
         self.cursor = self.after
+        self.prefixes = tuple(prefix.removesuffix("*") for prefix in self.prefixes)
 
     async def __aiter__(self) -> AsyncGenerator[Event]:
         async with self.bus.feed(self.after) as entries:

@@ -17,7 +17,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 from pydantic import JsonValue
 
-from aworld_runtime.bus import Bus, Delivery, FeedEntry, Mail, NodeInfo, Subscription
+from aworld_runtime.bus import Bus, Delivery, FeedEntry, Mail, NodeInfo
 from aworld_runtime.errors import (
     Fenced,
     MalformedEventError,
@@ -582,16 +582,34 @@ async def test_a_subscription_gives_the_types_it_asks_for_and_resumes(bus: Bus) 
     answer = ToolReturned(name="calculator", content=4)
     made = [Event.of(data, source="solver/1") for data in (call, answer)]
     await append_all(bus, "log", [note("a"), *made], notes("b"))
-    subscription = Subscription(bus, ("tool.",))
+    subscription = bus.subscribe("tool.*")
     events = aiter(subscription)
     assert [event.type for event in await first(events, 2)] == ["tool.called", "tool.returned"]
     await append_all(bus, "log", [made[0]])
     assert [event.seq for event in await first(events, 1)] == [5]
     await events.aclose()
 
-    resumed = aiter(Subscription(bus, after=subscription.cursor))
+    resumed = aiter(bus.subscribe(after=subscription.cursor))
     assert [event.seq for event in await first(resumed, 1)] == [5]
     await resumed.aclose()
+
+
+async def test_a_subscription_names_prefixes_of_types_and_hears_every_log(connect: Connect) -> None:
+    call = Event.of(ToolCalled(call=ToolCall(id="1", name="calculator")), source="solver/1")
+    async with connect() as bus, connect() as other:
+        some, all_of_them = bus.subscribe("message.", "episode.c"), bus.subscribe("*")
+        await other.append("one", 0, [note("a"), call])
+        await other.append("two", 0, [cancel("enough"), note("b")])
+        heard = aiter(some)
+        assert [event.type for event in await first(heard, 3)] == [
+            "message.posted",
+            "episode.cancelled",
+            "message.posted",
+        ]
+        await heard.aclose()
+        everything = aiter(all_of_them)
+        assert len(await first(everything, 4)) == 4
+        await everything.aclose()
 
 
 # --- mail ----------------------------------------------------------------------------------------
@@ -1317,6 +1335,23 @@ async def answer_one(bus: Bus, queue: str, text: str) -> None:
         )
         await bus.reply(request, answer)
         await delivery.ack()
+
+
+async def test_work_for_a_role_goes_to_any_instance_and_work_for_an_instance_to_that_one(
+    connect: Connect,
+) -> None:
+    async with connect() as bus, connect() as one, connect() as other:
+        for queue in ("solver", "solver/2", "solver/2"):
+            await bus.put(queue, note(queue).model_copy(update={"to": queue}))
+        async with (
+            one.consume("solver/1", consumer="1") as first_one,
+            other.consume("solver/2", consumer="2", credit=2) as second,
+            one.consume("solver", consumer="1") as any_one,
+        ):
+            direct = [await soon(second.take()) for _ in range(2)]
+            assert [delivery.event.to for delivery in direct] == ["solver/2", "solver/2"]
+            assert (await soon(any_one.take())).event.to == "solver"
+            assert await nothing_from(first_one.take())
 
 
 async def test_a_request_gets_its_reply(connect: Connect) -> None:

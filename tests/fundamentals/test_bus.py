@@ -1,4 +1,4 @@
-"""The event bus in five minutes: logs, mail, queues.
+"""The event bus in five minutes: logs, mail, queues, and who else hears of things.
 
 `memory://` needs no server; put a `redis://` URL in its place and the same code spans processes.
 """
@@ -8,7 +8,7 @@ import pytest
 
 from aworld_runtime.bus import open_bus
 from aworld_runtime.errors import Fenced
-from aworld_runtime.events import Event, MessagePosted
+from aworld_runtime.events import EpisodeCancelled, Event, MessagePosted
 
 pytestmark = pytest.mark.anyio
 
@@ -68,3 +68,34 @@ async def test_a_request_waits_for_its_reply() -> None:
         tg.start_soon(serve)
         reply = await bus.request("greetings", say("hello"), timeout_s=5)
         assert reply.data == MessagePosted(content="hello to you")
+
+
+async def test_who_subscribes_to_types_hears_of_them_in_every_log() -> None:
+    async with open_bus("memory://") as bus:
+        await bus.append("one", 0, [say("hello")])
+        await bus.append("two", 0, [say("to whom it may concern")])
+
+        heard: list[str] = []
+        async for event in bus.subscribe("message.*"):
+            heard.append(event.type)
+            if len(heard) == 2:
+                break
+        assert heard == ["message.posted", "message.posted"]
+
+
+async def test_a_broadcast_reaches_whoever_listens_now() -> None:
+    """Lossy: for what is worth nothing later, such as a model's tokens as they come."""
+    async with open_bus("memory://") as bus, bus.listen("tokens") as tokens:
+        await bus.broadcast("tokens", {"role": "solver", "text": "4"})
+        assert await anext(tokens) == {"role": "solver", "text": "4"}
+
+
+async def test_a_word_to_the_owner_passes_everything_else() -> None:
+    async with open_bus("memory://") as bus, bus.mailbox("log") as mailbox:
+        for number in range(1000):
+            await bus.send_mail("log", say(str(number)))
+        stop = Event.of(EpisodeCancelled(reason="enough"), source="me/1")
+        await bus.send_mail("log", stop)
+
+        first_mail = (await anext(mailbox))[0]
+        assert first_mail.event.data == EpisodeCancelled(reason="enough")

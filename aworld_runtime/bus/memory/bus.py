@@ -24,6 +24,7 @@ from aworld_runtime.bus.base import (
     Lane,
     Mail,
     NodeInfo,
+    Subscription,
     due_within,
     lane_of,
 )
@@ -150,6 +151,9 @@ class MemoryBus:
     async def trim_feed(self, *before: str) -> None:
         if before:
             self._feed.trim(self._feed.first(before) - 1)
+
+    def subscribe(self, *types: str, after: str = "0") -> Subscription:
+        return Subscription(self, types, after)
 
     # mail
 

@@ -24,6 +24,7 @@ from aworld_runtime.bus.base import (
     Lane,
     Mail,
     NodeInfo,
+    Subscription,
     due_within,
     lane_of,
 )
@@ -242,6 +243,9 @@ class RedisBus:
         ]
         for reply in trimmed:
             await reply
+
+    def subscribe(self, *types: str, after: str = "0") -> Subscription:
+        return Subscription(self, types, after)
 
     # mail
 
