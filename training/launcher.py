@@ -35,6 +35,7 @@ from aworld_runtime.errors import AWorldError, Fenced, SamplerError, TrainingErr
 from aworld_runtime.events import Event, NodeJoined, NodeLeft, RunFinished, utc_now
 from aworld_runtime.names import run_log
 from aworld_runtime.nodes.archiver import Archiver
+from aworld_runtime.nodes.presence import announce, arrivals
 from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.processes import ChildProcess, spawn
 from aworld_runtime.store.open import open_store
@@ -52,7 +53,6 @@ CALM_S = 120.0
 STOP_GRACE_S = 2.0
 LAST_WORDS = 12
 """Lines of a log."""
-ANNOUNCE_EVERY_S = 1.0
 ROOM_S = 10.0
 """How long a part that joins or leaves is kept waiting for a bus that is full."""
 DRAIN_S = 60.0
@@ -158,11 +158,12 @@ class Launcher:
             since=utc_now(),
         )
         await bus.announce(node)
-        parts.start_soon(_announce, bus, node)
+        parts.start_soon(_here, bus, node)
 
     def _start_workers(self, parts: TaskGroup, bus: Bus, url: str) -> None:
         config = self._config
         if config.external_workers:
+            parts.start_soon(self._note_workers, bus)
             return
         self._say(f"workers: {config.worker_num} processes of {config.slots} episodes each")
         for number in range(1, config.worker_num + 1):
@@ -250,7 +251,7 @@ class Launcher:
                 self._say(f"sampler: {sampler.kind} at {sampler.url}")
                 ran = True
                 async with anyio.create_task_group() as beside:
-                    beside.start_soon(_announce, bus, self._node_of(sampler))
+                    beside.start_soon(_here, bus, self._node_of(sampler))
                     await sampler.wait()
                     beside.cancel_scope.cancel()
             except SamplerError as error:
@@ -278,6 +279,12 @@ class Launcher:
         await anyio.sleep(RESTART_AFTER_S)
 
     # --- bus -------------------------------------------------------------------------------------------------------
+
+    async def _note_workers(self, bus: Bus) -> None:
+        """Those of other machines, as they come and go."""
+        async with aclosing(arrivals(bus, "worker")) as changes:
+            async for change in changes:
+                await self._note(bus, change)
 
     async def _note(self, bus: Bus, data: NodeJoined | NodeLeft) -> None:
         """Into the run's log, by way of its owner."""
@@ -333,10 +340,8 @@ class Launcher:
                 await bus.append(log, last, [event])
 
 
-async def _announce(bus: Bus, node: NodeInfo) -> None:
-    while True:
-        await when_there_is_room(partial(bus.announce, node), who=node.name)
-        await anyio.sleep(ANNOUNCE_EVERY_S)
+async def _here(bus: Bus, node: NodeInfo) -> None:
+    await announce(bus, lambda: [node], who=node.name)
 
 
 class Losses:

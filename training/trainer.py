@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
@@ -53,6 +55,7 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.messages import ModelSpec, Task
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
+from aworld_runtime.nodes.presence import announce
 from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.training.projection import rows_of
@@ -69,7 +72,7 @@ from aworld_runtime.trajectory import Episode, episode_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-ANNOUNCE_EVERY_S = 1.0
+LOOK_AT_SAMPLERS_S = 1.0
 UNSCORED_BATCHES = 3
 """A run in which no episode of so many batches' groups, one after another, could be scored, stops."""
 
@@ -153,6 +156,7 @@ class Trainer:
         self._weights = anyio.Lock()
         self._completing = anyio.Lock()
         self._version = 0
+        self._since = utc_now()
 
     async def run(self) -> None:
         """Train to the last step; everything is in the log when it returns.
@@ -175,7 +179,8 @@ class Trainer:
             await self._publisher.wait_until_ready()
             first = await self._restore()
             background.start_soon(self._receive, mail)
-            background.start_soon(self._announce)
+            here = partial(announce, self._bus, self._nodes, who=f"trainer {self._run_id}")
+            background.start_soon(here)
             background.start_soon(self._keep_samplers_current)
             await self._requeue_unfinished()
             await self._evaluate_if_due(first - 1)
@@ -455,7 +460,7 @@ class Trainer:
     async def _keep_samplers_current(self) -> None:
         """A sampler that was started anew holds old weights, and waits for ours."""
         while True:
-            await anyio.sleep(ANNOUNCE_EVERY_S)
+            await anyio.sleep(LOOK_AT_SAMPLERS_S)
             if await self._outdated():
                 async with self._weights:
                     if await self._outdated():
@@ -560,18 +565,16 @@ class Trainer:
             f" See aworld nodes --bus {self._bus.url}, and the run's log folder"
         )
 
-    async def _announce(self) -> None:
-        node = NodeInfo(
+    def _nodes(self) -> Iterable[NodeInfo]:
+        yield NodeInfo(
             name=f"trainer/{self._run_id}",
             kind="trainer",
             version=self._code_version,
-            since=utc_now(),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            since=self._since,
+            detail={"policy_version": self._version},
         )
-        while True:
-            now = node.model_copy(update={"detail": {"policy_version": self._version}})
-            announce = partial(self._bus.announce, now)
-            await when_there_is_room(announce, who=f"trainer {self._run_id}")
-            await anyio.sleep(ANNOUNCE_EVERY_S)
 
 
 def rollout_metrics(episodes: Sequence[Episode], rows: Sequence[TrainingRow]) -> dict[str, float]:

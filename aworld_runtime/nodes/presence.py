@@ -1,8 +1,8 @@
-"""How a node says that it is here."""
+"""How a node says that it is here, and how others learn who comes and goes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -10,6 +10,7 @@ import anyio
 
 from aworld_runtime.bus.base import Bus, NodeInfo
 from aworld_runtime.errors import BusFullError
+from aworld_runtime.events import NodeJoined, NodeLeft
 from aworld_runtime.nodes.room import when_there_is_room
 
 ANNOUNCE_EVERY_S = 1.0
@@ -31,3 +32,16 @@ async def announce(bus: Bus, nodes: Callable[[], Iterable[NodeInfo]], *, who: st
                 # Who can't say so is forgotten a few seconds later.
                 with suppress(BusFullError):
                     await bus.withdraw(name)
+
+
+async def arrivals(bus: Bus, kind: str) -> AsyncGenerator[NodeJoined | NodeLeft]:
+    """Nodes of a kind as they come and go, those first that are here; never ends by itself."""
+    known: set[str] = set()
+    while True:
+        here = {node.name for node in await bus.nodes() if node.kind == kind}
+        for name in sorted(here - known):
+            yield NodeJoined(node=name, kind=kind)
+        for name in sorted(known - here):
+            yield NodeLeft(node=name, reason="it left, or has not been heard of")
+        known = here
+        await anyio.sleep(ANNOUNCE_EVERY_S)

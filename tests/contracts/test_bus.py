@@ -601,11 +601,8 @@ async def test_a_subscription_names_prefixes_of_types_and_hears_every_log(connec
         await other.append("one", 0, [note("a"), call])
         await other.append("two", 0, [cancel("enough"), note("b")])
         heard = aiter(some)
-        assert [event.type for event in await first(heard, 3)] == [
-            "message.posted",
-            "episode.cancelled",
-            "message.posted",
-        ]
+        types = sorted(event.type for event in await first(heard, 3))
+        assert types == ["episode.cancelled", "message.posted", "message.posted"]
         await heard.aclose()
         everything = aiter(all_of_them)
         assert len(await first(everything, 4)) == 4

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from aworld_runtime.bus.server import PrivateServer
+from aworld_runtime.events import NodeJoined
 from aworld_runtime.runtime import run_sync
 from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.training.run_folder import RunFolder
@@ -248,6 +249,8 @@ async def test_a_run_on_named_servers_with_workers_elsewhere_and_two_ranks(
     run.start()
     assert await run.finish() == 0, run.told()
     await run.assert_counted_once()
+    joined = [e.data.node for e in await run.log() if isinstance(e.data, NodeJoined)]
+    assert {*joined} == {"worker/far", "worker/near"}
     for worker in workers:
         assert worker.poll() is None  # they go on, for the next run
         worker.send_signal(signal.SIGTERM)
