@@ -47,6 +47,8 @@ class Injector:
 
     def why_not(self, kind: str) -> str:
         """The reason that a kind can't be had here; empty where it can."""
+        if kind == "store_disk_full" and self._stage.mongo_program:
+            return "a Mongo server ends when its disk is full; use --store sqlite"
         if kind.endswith("disk_full"):
             return self._stage.no_disks
         if kind == "clock_skewed" and faketime_library() is None:

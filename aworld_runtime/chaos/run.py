@@ -21,7 +21,7 @@ from aworld_runtime.chaos import checker, takeover
 from aworld_runtime.chaos.checker import Evidence, Log, Stored, Violation
 from aworld_runtime.chaos.faults import Injector
 from aworld_runtime.chaos.history import HistoryReader, Operation, checksum
-from aworld_runtime.chaos.plan import Fault, schedule
+from aworld_runtime.chaos.plan import KINDS, Fault, schedule
 from aworld_runtime.chaos.stage import Stage, on_stage, until
 from aworld_runtime.chaos.workload import answer_of
 from aworld_runtime.events import EpisodeFinished, Event, Registry
@@ -103,6 +103,8 @@ class _Run:
         self._injector = Injector(stage, bus, self._active)
         self._in_force: Counter[str] = Counter()
         self._struck: Counter[str] = Counter()
+        self._tracks = {kind.track: anyio.Lock() for kind in KINDS.values()}
+        """A fault waits until the one before it on its track is healed, however long that takes."""
         self._began = time.monotonic()
 
     async def strike(self, plan: list[Fault]) -> dict[str, str]:
@@ -189,12 +191,15 @@ class _Run:
 
     async def _inject(self, fault: Fault) -> None:
         await anyio.sleep(max(0.0, self._began + fault.at - time.monotonic()))
-        self._struck[fault.kind] += 1
-        self._in_force[fault.kind] += 1
-        try:
-            await self._injector.inject(fault)
-        finally:
-            self._in_force[fault.kind] -= 1
+        async with self._tracks[KINDS[fault.kind].track]:
+            if time.monotonic() > self._began + self._options.seconds:
+                return
+            self._struck[fault.kind] += 1
+            self._in_force[fault.kind] += 1
+            try:
+                await self._injector.inject(fault)
+            finally:
+                self._in_force[fault.kind] -= 1
 
     async def _tell_progress(self) -> None:
         while True:

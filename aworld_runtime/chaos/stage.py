@@ -44,6 +44,7 @@ OUTAGE_S = 60
 """How long the parts wait for a server that is away: longer than any fault."""
 READY_S = 20.0
 POLL_S = 0.05
+MONGO_READY_S = 60.0
 DISK_MB = 512
 SERVER_OPTIONS = {"auto-aof-rewrite-percentage": "0"}
 """Redis (7.0) and Valkey (9.1) don't open for appending the file that they begin in a rewrite: where the disk is full
@@ -214,7 +215,7 @@ class Stage:
             argv = [str(program), "--bind_ip", HOST, "--port", str(self._mongo_port)]
             argv += ["--dbpath", str(data)]
         self._mongo = await spawn(argv, log=self.folder / "logs" / "mongo.log", name="mongo")
-        if not await until(partial(_listens, self._mongo_port)):
+        if not await until(partial(_listens, self._mongo_port), MONGO_READY_S):
             raise ProcessError(f"{program} did not start: {self._mongo.log_tail(5)}")
 
     def signal_store(self, number: signal.Signals) -> str:
