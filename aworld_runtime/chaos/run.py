@@ -26,6 +26,7 @@ from aworld_runtime.chaos.stage import Stage, on_stage, until
 from aworld_runtime.chaos.workload import answer_of
 from aworld_runtime.events import EpisodeFinished, Event, Registry
 from aworld_runtime.names import episode_of_log
+from aworld_runtime.nodes.marker import is_marker
 from aworld_runtime.store.base import Store
 from aworld_runtime.store.open import open_store
 
@@ -133,14 +134,12 @@ class _Run:
     async def collect(self) -> dict[str, Log]:
         """Read everything that bus and store hold."""
         self._read_histories()
-        store = open_store(self._stage.place.store)
-        async with store:
-            names = {op.target for op in self._operations() if op.call == "append"}
-            names |= set(await store.logs())
-            names = {name for name in names if not name.startswith("marker:")}
+        appends = {op.target for op in self._operations() if op.call == "append"}
+        names = sorted(name for name in appends if not is_marker(name))
+        async with open_store(self._stage.place.store) as store:
             return {
                 name: Log(await self._stored(self._bus, name), await self._stored(store, name))
-                for name in sorted(names)
+                for name in names
             }
 
     def judge(self, logs: dict[str, Log], skipped: dict[str, str], left: int) -> Result:
