@@ -67,10 +67,10 @@ async def server(
         yield TlsServer(port, server.port or 0, authority)
 
 
-async def refusal(url: str, kind: type[Exception] = ConfigError) -> str:
+async def refusal(url: str, *kinds: type[Exception]) -> str:
     """Why no bus is to be had there; told in seconds."""
     began = time.monotonic()
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kinds or ConfigError) as caught:
         async with open_bus(url):
             pass
     assert time.monotonic() - began < 10
@@ -115,7 +115,9 @@ async def test_a_server_that_asks_for_it_gets_a_certificate_of_the_client(
     server: TlsServer,
 ) -> None:
     trusted = {"ssl_ca_certs": server.authority.file}
-    assert "ssl_certfile" in await refusal(server.url(**trusted), BusUnavailableError)
+    # The server's word why it ends the connection can be overtaken by the end.
+    refused = await refusal(server.url(**trusted), ConfigError, BusUnavailableError)
+    assert "ssl_certfile" in refused
     client = server.authority.issue("client")
     url = server.url(**trusted, ssl_certfile=client.file, ssl_keyfile=client.key)
     async with open_bus(url) as bus, bus.consume("q", consumer="c"):
