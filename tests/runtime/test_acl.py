@@ -107,7 +107,11 @@ async def test_an_episode_runs_with_every_node_under_its_own_user(
         assert [e.data for e in there if isinstance(e.data, ToolReturned)] == [
             ToolReturned(name="add", content=5)
         ]
-        assert await observer.backlog(EPISODES_QUEUE) == 0
+
+        async def settled() -> bool:
+            return await observer.backlog(EPISODES_QUEUE) == 0
+
+        await wait_until(settled, description="an empty queue")
         names = {node.name for node in await observer.nodes()}
         assert {"worker/w", "add/t"} <= names
         async with trainer.mailbox("run:r") as mail:
