@@ -26,6 +26,7 @@ import anyio
 from anyio.abc import SocketStream
 
 from aworld_runtime.errors import ConfigError, ProcessError
+from aworld_runtime.events import REFUSE_ABOVE
 from aworld_runtime.processes import (
     HOST,
     ChildProcess,
@@ -197,6 +198,8 @@ class PrivateServer:
             "auto-aof-rewrite-min-size": "256mb",
             "rdbcompression": "no",
             "maxmemory-policy": "noeviction",
+            # Twice the largest event: nobody can put anything there that no reader could hold.
+            "proto-max-bulk-len": str(2 * REFUSE_ABOVE),
             "daemonize": "no",
             "logfile": "",
             **self.options,

@@ -17,13 +17,17 @@ import hiredis
 import pytest
 from anyio.abc import SocketStream
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as Cut
+from redis.exceptions import ResponseError
 
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import DEAD_MAIL
 from aworld_runtime.bus.redis import RedisBus
 from aworld_runtime.bus.redis.clock import Clock
+from aworld_runtime.bus.redis.consumer import READ_MOST
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.link import BATCH_CALLS
+from aworld_runtime.bus.redis.scripts import BODY
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import (
     BusFullError,
@@ -33,7 +37,14 @@ from aworld_runtime.errors import (
     MissingBlobError,
     ProcessError,
 )
-from aworld_runtime.events import EpisodeCancelled, EpisodeTakenOver, Event, MessagePosted, Registry
+from aworld_runtime.events import (
+    REFUSE_ABOVE,
+    EpisodeCancelled,
+    EpisodeTakenOver,
+    Event,
+    MessagePosted,
+    Registry,
+)
 from aworld_runtime.processes import HOST, spawn
 from tests.waiting import wait_until
 
@@ -422,6 +433,40 @@ async def test_an_event_whose_content_is_gone_or_damaged_is_a_clear_error(
             assert (await anext(tail)).seq == 1
             with pytest.raises(MissingBlobError, match=name.decode()):
                 await anext(tail)
+
+
+async def test_work_that_no_reader_could_hold_is_buried_unread_and_the_rest_flows(
+    tmp_path: Path,
+) -> None:
+    work = Keys("aworld").queue("queue").work
+    async with (
+        PrivateServer(tmp_path, options={"proto-max-bulk-len": "512mb"}) as server,
+        open_bus(server.url) as bus,
+        Redis.from_url(server.url) as admin,
+    ):
+        await bus.put("queue", note("before"))
+        await admin.xadd(work, {BODY: bytes(READ_MOST + 1)})
+        await bus.put("queue", note("after"))
+        async with bus.consume("queue", consumer="c", credit=8, lease_s=LEASE_S) as consumer:
+            found: set[str] = set()
+            with anyio.fail_after(15.0):
+                while len(found) < 2:
+                    for delivery in await consumer.take_many(8):
+                        assert isinstance(delivery.event.data, MessagePosted)
+                        found.add(delivery.event.data.content)
+                        await delivery.ack()
+        assert found == {"before", "after"}
+        [letter] = await bus.dead_letters("queue")
+        assert str(READ_MOST + 1)[:5] in letter.reason
+        assert len(letter.raw) == 1000
+        assert await bus.backlog("queue") == 0
+
+
+async def test_a_private_server_takes_nothing_that_no_event_may_be(server: PrivateServer) -> None:
+    async with Redis.from_url(server.url) as admin:
+        with pytest.raises((Cut, ResponseError)):
+            await admin.set("key", bytes(2 * REFUSE_ABOVE + 1))
+        assert not await admin.exists("key")
 
 
 async def test_cut_connections_neither_lose_nor_double_an_append(server: PrivateServer) -> None:

@@ -36,6 +36,7 @@ from aworld_runtime.bus.redis.wire import (
     Command,
     Reply,
     ReplyError,
+    TooLarge,
     Unreachable,
     Wire,
     denial,
@@ -49,7 +50,7 @@ from aworld_runtime.errors import (
     ConfigError,
     EventError,
 )
-from aworld_runtime.events import Event, Registry
+from aworld_runtime.events import REFUSE_ABOVE, Event, Registry
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ QUICK_S = 0.1
 """A buffer emptied within this time may be twice as large the next time. So long at most does a
 consumer that stops taking keep work from the others, beside what it gives back after half a lease."""
 CLOSE_S = 3.0
+READ_MOST = 64 * 1024 * 1024
+"""Bytes in one reply. What is larger is read one by one, and buried unread where one alone is."""
 ACK_BATCH = 1000
 """Deliveries settled in one step; Lua's stack holds a few thousand."""
 
@@ -194,6 +197,10 @@ class RedisConsumer:
         self._wire: Wire | None = None
         self._client_id = b""
         self._window = 1
+        self._too_large = False
+        """The last reply was not read, as it had too many bytes."""
+        self._at_once = credit
+        """Most to ask for at once: little after what was too large or too slow, then twice as much each time."""
         self._filled_at = 0.0
         self._next_tending = 0.0
         self._next_due_s = BLOCK_S
@@ -324,6 +331,7 @@ class RedisConsumer:
                 if not self._buffer:
                     quick = time.monotonic() - self._filled_at < QUICK_S
                     self._window = min(self._window * 2, self._credit) if quick else 1
+                    self._at_once = min(self._at_once * 2, self._credit)
                 self._held[delivery.id] = delivery
                 self._unsettled += 1
                 return delivery
@@ -377,6 +385,10 @@ class RedisConsumer:
                     await self._connect()
                 away_since, pause_s = None, FIRST_PAUSE_S
                 await self._read_while_wanted()
+            except TooLarge as error:
+                logger.warning("queue %r: %s; its work is read one by one", self.queue, error)
+                self._wire = None
+                self._too_large, self._at_once = True, 1
             except (Unreachable, ConfigError) as error:
                 self._wire = None
                 away_since = away_since or time.monotonic()
@@ -392,8 +404,13 @@ class RedisConsumer:
         wire = await self.services.link.dial(self.keys.work)
         (client_id,) = await wire.exchange(pack([(b"CLIENT", b"ID")]), 1)
         self._client_id = str(client_id).encode()
+        wire.most_bytes = READ_MOST
         self._wire = wire
         await self._exchange(scripts.join_command(self.keys))
+        if self._too_large:
+            most = 2 * REFUSE_ABOVE
+            await self._exchange(scripts.bury_large_command(self.keys, self.name, most))
+            self._too_large = False
 
     async def _read_while_wanted(self) -> None:
         while not self._stopping:
@@ -412,6 +429,7 @@ class RedisConsumer:
         if not self._takers:
             return 0
         free = self._credit - self._unsettled - len(self._buffer)
+        free = min(free, self._at_once)
         return min(free, max(self._window, sum(taker.at_most for taker in self._takers)))
 
     async def _wait_until_wanted(self) -> None:
@@ -513,7 +531,7 @@ class RedisConsumer:
         while self._buffer and self._buffer[0].read_at <= limit:
             stale.append((self._buffer.popleft().id, False))
         if stale:
-            self._window = 1
+            self._window = self._at_once = 1
             await self._release(stale)
 
     async def _give_back_all(self) -> None:

@@ -517,6 +517,28 @@ async def bury(link: Link, keys: QueueKeys, held: Held, reason: str) -> bool:
     return bool(await link.run_script(_FAIL, keys, arguments))
 
 
+_BURY_LARGE = Script(
+    """
+for _, pending in ipairs(redis.call('XPENDING', KEYS[1], 'g', '-', '+', 1000, ARGV[1])) do
+  local id, deliveries = pending[1], pending[4]
+  local entry, size = redis.call('XRANGE', KEYS[1], id, id)[1], 0
+  for _, part in ipairs(entry and entry[2] or {}) do size = size + #part end
+  if size > tonumber(ARGV[2]) then
+    local reason = size .. ' bytes; at most ' .. ARGV[2] .. ' are read'
+    redis.call('XADD', KEYS[2], '*', 'e', string.sub(entry[2][2], 1, 1000), 'r', reason, 'd', deliveries)
+    redis.call('XACK', KEYS[1], 'g', id)
+    redis.call('XDEL', KEYS[1], id)
+  end
+end
+"""
+)
+
+
+def bury_large_command(keys: QueueKeys, consumer: str, most: int) -> Command:
+    """Settle as dead, without sending it, what a consumer holds that has more than `most` bytes: its beginning is kept."""
+    return _BURY_LARGE.command((keys.work, keys.dead), (consumer, str(most)))
+
+
 _REQUEUE = Script(
     """
 local entry = redis.call('XRANGE', KEYS[2], ARGV[1], ARGV[1])[1]
@@ -602,6 +624,7 @@ SCRIPTS = (
     _ACK,
     _STANDING,
     _FAIL,
+    _BURY_LARGE,
     _REQUEUE,
     _REPLY,
     _ANNOUNCE,

@@ -8,6 +8,7 @@ connection, never the order of replies.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import socket
 import struct
@@ -59,6 +60,10 @@ Reply: TypeAlias = Any
 
 class Unreachable(Exception):
     """No connection, or it broke. The outcome of what was sent is unknown."""
+
+
+class TooLarge(Unreachable):
+    """The reply has more bytes than are read; the connection is gone, and the reply with it."""
 
 
 class ReplyError(Exception):
@@ -141,6 +146,8 @@ class Wire(AbstractConnection):
 
     asking = False
     """Whether each command is to say that it was sent here although its slot is still elsewhere."""
+    most_bytes: float = math.inf
+    """A longer reply is not read: `TooLarge`."""
     _replies: hiredis.Reader
 
     async def open(self) -> None:
@@ -189,6 +196,7 @@ class Wire(AbstractConnection):
 
     async def receive(self) -> Reply:
         """The next reply; `Unreachable` if the connection is gone."""
+        size = 0
         try:
             while (reply := self._replies.gets()) is MISSING:
                 if self._reader is None:
@@ -196,6 +204,9 @@ class Wire(AbstractConnection):
                 data = await self._reader.read(READ_BYTES)
                 if not data:
                     raise Unreachable("the server closed the connection, or did not answer in time")
+                size += len(data)
+                if size > self.most_bytes:
+                    raise TooLarge(f"a reply of more than {self.most_bytes} bytes is not read")
                 self._replies.feed(data)
         except (OSError, hiredis.ProtocolError) as error:
             raise Unreachable(str(error) or type(error).__name__) from error
