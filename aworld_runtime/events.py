@@ -114,6 +114,13 @@ class EpisodeTakenOver(EventData):
     worker: str
 
 
+class LogRestored(EventData):
+    """The server lost the log; it is the store's copy up to `at`. Acknowledged events that came after it may be lost."""
+
+    type = "log.restored"
+    at: int
+
+
 class EpisodeForked(EventData):
     """This log continues `parent` after its event `at`."""
 

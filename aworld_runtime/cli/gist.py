@@ -18,6 +18,7 @@ from aworld_runtime.events import (
     EpisodeTakenOver,
     Event,
     EventData,
+    LogRestored,
     MessagePosted,
     ModelCompleted,
     ModelFailed,
@@ -47,6 +48,8 @@ def _said(data: EventData) -> str:  # noqa: C901, PLR0911, PLR0912 - one line pe
             return data.reason
         case EpisodeClaimed(worker=worker) | EpisodeTakenOver(worker=worker):
             return f"by worker {worker}"
+        case LogRestored(at=at):
+            return f"from the store, up to event {at}: what came after it may be lost"
         case MessagePosted(content=content):
             return repr(content)
         case ModelRequested(model=model, sources=sources):

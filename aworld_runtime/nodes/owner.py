@@ -42,6 +42,7 @@ from aworld_runtime.events import (
     EventData,
     HumanAnswered,
     HumanAsked,
+    LogRestored,
     StopReason,
     SubscriptionChanged,
     ToolCalled,
@@ -331,7 +332,7 @@ class EpisodeOwner:
         return (
             isinstance(handled.data, DeliveryHandled)
             and isinstance(events[handled.data.seq - 1].data, EpisodeAnswered)
-            and isinstance(following.data, EpisodeTakenOver)
+            and isinstance(following.data, EpisodeTakenOver | LogRestored)
         )
 
     # --- after an append -------------------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ class EpisodeRecord(Data):
     started: datetime | None = None
     finished: datetime | None = None
     last_seq: int = 0
+    feed: str | None = None
+    """Id of the feed it was last archived from: of the bus that it runs on, as long as that keeps its data."""
 
 
 class RunRecord(Data):
@@ -94,7 +96,7 @@ class Store(Protocol):
 
     # projections
     async def put_episode(self, episode: EpisodeRecord) -> None:
-        """Insert, or replace a record with an older `last_seq`."""
+        """Insert, or replace a record with an older `last_seq`, or the same one of another feed."""
         ...
 
     async def episode(self, episode_id: str) -> EpisodeRecord | None: ...
@@ -102,6 +104,12 @@ class Store(Protocol):
         self, *, run_id: str | None = None, group_id: str | None = None, limit: int = 1000
     ) -> list[EpisodeRecord]:
         """Newest first."""
+        ...
+
+    async def unfinished(
+        self, feed: str, *, after: str = "", limit: int = 100
+    ) -> list[EpisodeRecord]:
+        """Episodes of this feed that have no end yet, by id, those after the id `after`. Costs nothing for the others."""
         ...
 
     async def put_run(self, run: RunRecord) -> None: ...

@@ -75,6 +75,7 @@ INDEXES = {
         IndexModel([("run_id", ASCENDING), ("started", DESCENDING)]),
         IndexModel([("group_id", ASCENDING), ("started", DESCENDING)]),
         IndexModel([("started", DESCENDING)]),
+        IndexModel([("feed", ASCENDING), ("running", ASCENDING), ("_id", ASCENDING)]),
     ],
     "runs": [IndexModel([("started", DESCENDING)])],
     "rollouts": [IndexModel([("run_id", ASCENDING), ("_id", ASCENDING)])],
@@ -175,13 +176,19 @@ class MongoStore:
         return sorted(document["_id"] for document in await self._run(work))
 
     async def put_episode(self, episode: EpisodeRecord) -> None:
-        older = {"_id": episode.id, "last_seq": {"$lt": episode.last_seq}}
+        same_elsewhere = {"last_seq": episode.last_seq, "feed": {"$ne": episode.feed}}
+        older = {
+            "_id": episode.id,
+            "$or": [{"last_seq": {"$lt": episode.last_seq}}, same_elsewhere],
+        }
         document = {
             "_id": episode.id,
             "run_id": episode.run_id,
             "group_id": episode.group_id,
             "started": microseconds(episode.started),
             "last_seq": episode.last_seq,
+            "feed": episode.feed,
+            "running": episode.status is None,
             "body": episode.model_dump_json(),
         }
 
@@ -203,6 +210,18 @@ class MongoStore:
         wanted = {"run_id": run_id, "group_id": group_id}
         given = {field: value for field, value in wanted.items() if value is not None}
         found = await self._newest("episodes", given, limit)
+        return [EpisodeRecord.model_validate_json(document["body"]) for document in found]
+
+    async def unfinished(
+        self, feed: str, *, after: str = "", limit: int = 100
+    ) -> list[EpisodeRecord]:
+        wanted = {"feed": feed, "running": True, "_id": {"$gt": after}}
+
+        async def work() -> list[Document]:
+            found = self._in("episodes").find(wanted).sort("_id", ASCENDING).limit(limit)
+            return await found.to_list()
+
+        found = await self._run(work)
         return [EpisodeRecord.model_validate_json(document["body"]) for document in found]
 
     async def put_run(self, run: RunRecord) -> None:

@@ -50,8 +50,8 @@ ROWS_PER_PAGE = 64
 """Training rows held in memory while they stream."""
 APPLICATION_ID = 0x41574C44
 """Marks the file as ours ("AWLD"), so that we never write into another program's database."""
-SCHEMA_VERSION = 1
-SCHEMA = """
+SCHEMAS = (
+    """
 CREATE TABLE events (log TEXT NOT NULL, seq INTEGER NOT NULL, id TEXT NOT NULL, body BLOB NOT NULL);
 CREATE UNIQUE INDEX events_log_seq ON events (log, seq);
 CREATE TABLE episodes (id TEXT PRIMARY KEY, run_id TEXT, group_id TEXT, started INTEGER NOT NULL,
@@ -67,8 +67,15 @@ CREATE TABLE rollouts (id TEXT PRIMARY KEY, run_id TEXT NOT NULL, group_id TEXT 
 CREATE INDEX rollouts_run ON rollouts (run_id, id);
 CREATE TABLE metrics (run_id TEXT NOT NULL, step INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (run_id, step));
 CREATE TABLE blobs (sha256 TEXT PRIMARY KEY, content BLOB NOT NULL);
-CREATE TABLE cursors (follower TEXT PRIMARY KEY, cursor TEXT NOT NULL);
-"""
+CREATE TABLE cursors (follower TEXT PRIMARY KEY, cursor TEXT NOT NULL)
+""",
+    """
+CREATE INDEX episodes_unfinished ON episodes (json_extract(body, '$.feed'), id)
+    WHERE json_extract(body, '$.status') IS NULL
+""",
+)
+"""What each version of the schema adds to the one before."""
+SCHEMA_VERSION = len(SCHEMAS)
 
 PUT_BLOB = "INSERT OR IGNORE INTO blobs (sha256, content) VALUES (?, ?)"
 
@@ -145,7 +152,8 @@ class SQLiteStore:
             INSERT INTO episodes (id, run_id, group_id, started, last_seq, body) VALUES (?, ?, ?, ?, ?, ?)
             ON CONFLICT (id) DO UPDATE SET run_id = excluded.run_id, group_id = excluded.group_id,
                 started = excluded.started, last_seq = excluded.last_seq, body = excluded.body
-            WHERE excluded.last_seq > episodes.last_seq
+            WHERE excluded.last_seq > episodes.last_seq OR (excluded.last_seq = episodes.last_seq
+                AND json_extract(excluded.body, '$.feed') IS NOT json_extract(episodes.body, '$.feed'))
             """,
             episode.id,
             episode.run_id,
@@ -167,6 +175,17 @@ class SQLiteStore:
         where = " AND ".join(f"{column} = ?" for column in given) or "true"
         query = f"SELECT body FROM episodes WHERE {where} ORDER BY started DESC, id DESC LIMIT ?"  # noqa: S608 - our own names
         rows = await self._rows(query, *given.values(), limit)
+        return [EpisodeRecord.model_validate_json(row[0]) for row in rows]
+
+    async def unfinished(
+        self, feed: str, *, after: str = "", limit: int = 100
+    ) -> list[EpisodeRecord]:
+        query = """
+            SELECT body FROM episodes
+            WHERE json_extract(body, '$.feed') = ? AND id > ? AND json_extract(body, '$.status') IS NULL
+            ORDER BY id LIMIT ?
+        """
+        rows = await self._rows(query, feed, after, limit)
         return [EpisodeRecord.model_validate_json(row[0]) for row in rows]
 
     async def put_run(self, run: RunRecord) -> None:
@@ -439,9 +458,10 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     if _version(db, path) < SCHEMA_VERSION:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("BEGIN IMMEDIATE")
-        if _version(db, path) < SCHEMA_VERSION:  # nobody else was first
-            for statement in SCHEMA.split(";"):
-                db.execute(statement)
+        if (version := _version(db, path)) < SCHEMA_VERSION:  # nobody else was first
+            for addition in SCHEMAS[version:]:
+                for statement in addition.split(";"):
+                    db.execute(statement)
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         db.execute("COMMIT")

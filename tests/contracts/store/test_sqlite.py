@@ -58,6 +58,23 @@ async def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     await _refused(file, "another program's database")
 
 
+async def test_a_file_of_an_older_schema_is_brought_up_to_date(tmp_path: Path) -> None:
+    file = tmp_path / "store.db"
+    async with _store(file):
+        pass
+    older = sqlite3.connect(file)
+    older.execute("DROP INDEX episodes_unfinished")
+    older.execute("PRAGMA user_version = 1")
+    older.close()
+    async with _store(file) as store:
+        assert await store.unfinished("feed") == []
+    indexes = sqlite3.connect(file)
+    assert indexes.execute(
+        "SELECT 1 FROM sqlite_schema WHERE name = 'episodes_unfinished'"
+    ).fetchone()
+    indexes.close()
+
+
 async def test_newer_schema_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "store.db"
     async with _store(file):

@@ -268,6 +268,21 @@ async def test_only_a_newer_episode_record_replaces(store: Store) -> None:
         assert (kept.last_seq, kept.answer) == ((9, "nine") if last_seq > 7 else (5, "five"))
 
 
+async def test_unfinished_episodes_of_a_feed_come_page_by_page(store: Store) -> None:
+    for number in range(5):
+        await store.put_episode(record(f"e{number}", 0, feed="f1"))
+    await store.put_episode(record("e5", 0, feed="f1", status="answered"))
+    await store.put_episode(record("e6", 0, feed="f2"))
+    await store.put_episode(record("e7", 0))
+    first = await store.unfinished("f1", limit=3)
+    rest = await store.unfinished("f1", after=first[-1].id, limit=3)
+    assert [e.id for e in (*first, *rest)] == ["e0", "e1", "e2", "e3", "e4"]
+    await store.put_episode(record("e0", 0, feed="f2"))
+    await store.put_episode(record("e1", 0, feed="f1", status="answered", last_seq=2))
+    assert [e.id for e in await store.unfinished("f1")] == ["e2", "e3", "e4"]
+    assert [e.id for e in await store.unfinished("f2")] == ["e0", "e6"]
+
+
 async def test_episodes_come_newest_first(store: Store) -> None:
     await store.put_episode(record("a", 1, run_id="r1", group_id="g1"))
     await store.put_episode(record("b", 3, run_id="r1", group_id="g2"))
