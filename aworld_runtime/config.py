@@ -20,6 +20,11 @@ class Settings(BaseSettings):
     """URL of the event bus."""
     store: str = "sqlite:///.aworld/aworld.db"
     """URL of the store."""
+    retire_after_s: float = 60.0
+    """Seconds that an ended log stays on the bus once it is in the store; after that it is read from there."""
+    restore_after_s: float = 6.0
+    """Seconds, after a bus server came back without its data, in which owners put back what they know, before the
+    rest is restored from the store. Three leases."""
     llm_model_name: str | None = None
     llm_base_url: str | None = None
     llm_api_key: SecretStr | None = None

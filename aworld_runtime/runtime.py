@@ -19,7 +19,7 @@ from typing import Self, TypeVar, TypeVarTuple
 
 import anyio
 
-from aworld_runtime.bus.base import Bus, Mail, read_all
+from aworld_runtime.bus.base import LEASE_S, Bus, Mail
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.config import Settings
 from aworld_runtime.errors import AWorldError, ConfigError, NotFoundError, UsageError
@@ -36,8 +36,12 @@ from aworld_runtime.events import (
 from aworld_runtime.messages import Task
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
 from aworld_runtime.nodes.archiver import Archiver
+from aworld_runtime.nodes.claim import restarts
+from aworld_runtime.nodes.janitor import Janitor
+from aworld_runtime.nodes.logs import Logs
 from aworld_runtime.nodes.node import Runnable
 from aworld_runtime.nodes.room import when_there_is_room
+from aworld_runtime.nodes.run_log import RunLog
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.store.base import Store
 from aworld_runtime.store.open import open_store
@@ -57,6 +61,7 @@ class _Unfinished:
 
     program: str
     """What its request calls its program."""
+    requested: Event
     ended: anyio.Event = field(default_factory=anyio.Event)
     """Set once its end is in the run's log."""
 
@@ -86,7 +91,9 @@ class Runtime:
         self.bus: Bus = open_bus(bus or settings.bus, registry)
         self.store: Store = open_store(store or settings.store, registry)
         self.run_id = f"{utc_now():%Y%m%d-%H%M%S}-{token_hex(3)}"
-        self._models = settings.llm
+        self._settings = settings
+        self._log = RunLog(self.bus, self.store, self.run_id)
+        self._logs = Logs(self.bus, self.store)
         self._kind = kind
         self._slots = slots
         self._programs: dict[str, Runnable] = {}
@@ -94,8 +101,7 @@ class Runtime:
         self._unfinished: dict[str, _Unfinished] = {}
         """Episodes submitted here whose end is not yet in the run's log."""
         self._failure: BaseException | None = None
-        self._log_seq = 0
-        self._appending = anyio.Lock()
+        self._recording = anyio.Lock()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -106,17 +112,26 @@ class Runtime:
             stack.push_async_callback(archiver.drain, DRAIN_S)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
-            await self._append([self._event(RunStarted(kind=self._kind))])
+            janitor = Janitor(
+                self.bus,
+                self.store,
+                archiver,
+                retire_after_s=self._settings.retire_after_s,
+                restore_after_s=self._settings.restore_after_s,
+            )
+            tasks.start_soon(janitor.run)
+            await self._log.append([self._event(RunStarted(kind=self._kind))])
             mail = await stack.enter_async_context(self.bus.mailbox(run_log(self.run_id)))
             stack.push_async_callback(self._finish)
             tasks.start_soon(self._receive, mail)
+            tasks.start_soon(self._watch_server)
             if self._slots:
                 worker = Worker(
                     self.bus,
                     name=token_hex(3),
                     slots=self._slots,
                     programs=self._programs,
-                    models=self._models,
+                    models=self._settings.llm,
                 )
                 tasks.start_soon(worker.run)
             self._stack = stack.pop_all()
@@ -168,9 +183,8 @@ class Runtime:
             trust="user",
             deadline=None if timeout_s is None else utc_now() + timedelta(seconds=timeout_s),
         )
-        self._unfinished[episode_id] = _Unfinished(reference)
-        put = partial(self.bus.put, EPISODES_QUEUE, requested)
-        await when_there_is_room(put, who=f"run {self.run_id}")
+        self._unfinished[episode_id] = _Unfinished(reference, requested)
+        await self._put(requested)
         return episode_id
 
     async def result(self, episode_id: str) -> Episode:
@@ -181,7 +195,7 @@ class Runtime:
         """
         if (unfinished := self._unfinished.get(episode_id)) is not None:
             await unfinished.ended.wait()
-        events = await read_all(self.bus, episode_log(episode_id))
+        events = await self._logs.read_all(episode_log(episode_id))
         if not events or events[0].run_id != self.run_id:
             raise NotFoundError(f"episode {episode_id!r} was not submitted to this runtime")
         return episode_of(events)
@@ -203,18 +217,51 @@ class Runtime:
         return reference
 
     async def _receive(self, mail: AsyncIterator[list[Mail]]) -> None:
-        """Record which episodes have ended, each once, and wake who waits for them."""
         async for batch in mail:
+            await self._record([item.event for item in batch], acks=batch)
+
+    async def _record(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
+        """Write down which episodes have ended, each once, and wake who waits for them."""
+        async with self._recording:
             ended = {
                 event.episode_id: event
-                for event in (item.event for item in batch)
+                for event in events
                 if isinstance(event.data, EpisodeFinished) and event.episode_id in self._unfinished
             }
-            await self._append(list(ended.values()), acks=batch)
+            await self._log.append(list(ended.values()), acks=acks)
             for episode_id in ended:
                 unfinished = self._unfinished.pop(episode_id)
                 self._programs.pop(unfinished.program, None)
                 unfinished.ended.set()
+
+    async def _watch_server(self) -> None:
+        """See to what a server that was restarted may have lost: the run's log, requests that nobody had claimed, the
+        news that an episode has ended. What has begun is its owner's business, then the janitor's.
+        """
+        feed_id = await self.bus.feed_id()
+        async for _ in restarts(self.bus):
+            await self._log.put_back()
+            await anyio.sleep(self._settings.restore_after_s + LEASE_S)
+            lost_all = await self.bus.feed_id() != feed_id
+            feed_id = await self.bus.feed_id()
+            # What may still be queued is not queued again before the queue is empty.
+            while unbegun := await self._record_what_ended():
+                if lost_all or not await self.bus.backlog(EPISODES_QUEUE):
+                    for requested in unbegun:
+                        await self._put(requested)
+                    break
+                await anyio.sleep(LEASE_S)
+
+    async def _record_what_ended(self) -> list[Event]:
+        """Of the episodes that somebody waits for; returns the requests of those that have no log."""
+        unbegun: list[Event] = []
+        for episode_id, unfinished in tuple(self._unfinished.items()):
+            log = episode_log(episode_id)
+            if last := await self._logs.last_seq(log):
+                await self._record(await self._logs.read(log, last, limit=1))
+            else:
+                unbegun.append(unfinished.requested)
+        return unbegun
 
     async def _finish(self) -> None:
         error = self._failure
@@ -224,14 +271,11 @@ class Runtime:
         elif error is not None:
             finished = RunFinished(reason="failed", detail=f"{type(error).__name__}: {error}")
         with anyio.move_on_after(FINISH_S, shield=True):
-            await self._append([self._event(finished)])
+            await self._log.append([self._event(finished)])
 
-    async def _append(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
-        async with self._appending:
-            append = partial(
-                self.bus.append, run_log(self.run_id), self._log_seq, events, acks=acks
-            )
-            self._log_seq = await when_there_is_room(append, who=f"run {self.run_id}")
+    async def _put(self, requested: Event) -> None:
+        put = partial(self.bus.put, EPISODES_QUEUE, requested)
+        await when_there_is_room(put, who=f"run {self.run_id}")
 
     def _event(self, data: RunStarted | RunFinished) -> Event:
         return Event.of(data, source=f"runtime/{self.run_id}", run_id=self.run_id)

@@ -35,14 +35,22 @@ from aworld_runtime.errors import AWorldError, Fenced, SamplerError, TrainingErr
 from aworld_runtime.events import Event, NodeJoined, NodeLeft, RunFinished, utc_now
 from aworld_runtime.names import run_log
 from aworld_runtime.nodes.archiver import Archiver
+from aworld_runtime.nodes.janitor import Janitor
 from aworld_runtime.nodes.presence import announce, arrivals
 from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.processes import ChildProcess, spawn
+from aworld_runtime.store.base import Store
 from aworld_runtime.store.open import open_store
-from aworld_runtime.training.log_of_run import expect_in_store, expect_on_bus, follow
+from aworld_runtime.training.log_of_run import (
+    expect_in_store,
+    expect_on_bus,
+    follow,
+    put_back_whole,
+)
 from aworld_runtime.training.run_folder import RunFolder, Wiring
 from aworld_runtime.training.sampler.base import SamplerProcess
 from aworld_runtime.training.sampler.of_run import port_of_run, sampler_of_run
+from aworld_runtime.training.untrained import Untrained
 
 logger = logging.getLogger(__name__)
 RESTARTS = 5
@@ -76,6 +84,7 @@ class Launcher:
         self._version = code_version
         self._say = say
         self._follow = follow
+        self._untrained = Untrained()
         self.began = False
         """Whether anything but the bus has been started."""
 
@@ -95,6 +104,7 @@ class Launcher:
             store = await stack.enter_async_context(open_store(self._store))
             log = run_log(self._run_id)
             await expect_on_bus(bus, store, log)
+            await put_back_whole(bus, store, log)
             port = await port_of_run(self._folder, bus)
             process = self._wire(url, model, sampler, port)
             archiver = await stack.enter_async_context(Archiver(bus, store))
@@ -104,6 +114,7 @@ class Launcher:
                 async with anyio.create_task_group() as parts:
                     await self._announce_itself(parts, bus)
                     self._start_workers(parts, bus, url)
+                    parts.start_soon(self._janitor(bus, store, archiver).run)
                     parts.start_soon(self._keep_learner, bus, past)
                     parts.start_soon(self._keep_sampler, bus, process, resumed)
                     await self._watch(bus, past)
@@ -135,6 +146,17 @@ class Launcher:
             sampler_port=port,
         )
         return sampler_of_run(self._folder, self._folder.wiring)
+
+    def _janitor(self, bus: Bus, store: Store, archiver: Archiver) -> Janitor:
+        settings = Settings.from_env()
+        return Janitor(
+            bus,
+            store,
+            archiver,
+            retire_after_s=settings.retire_after_s,
+            restore_after_s=settings.restore_after_s,
+            keep=self._untrained.needs,
+        )
 
     async def _private_bus(self, stack: AsyncExitStack) -> str:
         server = PrivateServer(self._folder.bus, self._config.bus_port or None)
@@ -313,6 +335,7 @@ class Launcher:
         async with aclosing(follow(bus, run_log(self._run_id))) as events:
             async for event in events:
                 self._follow(event)
+                self._untrained.add(event)
                 if isinstance(event.data, RunFinished) and event.seq > past:
                     if event.data.reason != "done":
                         raise TrainingError(event.data.detail)

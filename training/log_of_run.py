@@ -13,6 +13,7 @@ import anyio
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.errors import RunLostError, StoreError
 from aworld_runtime.events import Event
+from aworld_runtime.nodes.logs import Logs
 from aworld_runtime.store.base import Store
 
 QUIET_S = 1.0
@@ -54,6 +55,13 @@ async def expect_on_bus(bus: Bus, store: Store, log: str) -> None:
         raise RunLostError(
             f"the bus has lost this run: event {stored} of its log is not the one in {store.url}; start a new one"
         )
+
+
+async def put_back_whole(bus: Bus, store: Store, log: str) -> None:
+    """A run that had ended is resumed: of its log, once it was retired, the bus has the last event alone."""
+    first = await bus.read(log, limit=1)
+    if first and first[0].seq > 1:
+        await bus.restore(log, await Logs(bus, store).read_all(log))
 
 
 async def expect_in_store(bus: Bus, store: Store, log: str) -> None:

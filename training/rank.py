@@ -18,10 +18,13 @@ import anyio
 
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.cli.logs import set_up_logging
-from aworld_runtime.config import RankSettings
+from aworld_runtime.config import RankSettings, Settings
 from aworld_runtime.errors import SamplerError, TrainingError, UsageError
+from aworld_runtime.events import Event
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.nodes.environment import load_environment
+from aworld_runtime.nodes.logs import Logs
+from aworld_runtime.store.open import open_store
 from aworld_runtime.telemetry import about
 from aworld_runtime.training.learner import Learner
 from aworld_runtime.training.ranks import ALONE, join_ranks
@@ -177,6 +180,12 @@ async def train(folder: RunFolder, learner: Learner) -> None:
         timeout_s=config.episode_timeout_s,
     )
     async with open_bus(wiring.bus) as bus:
+
+        async def archived(log: str) -> list[Event]:
+            """Opened when it is needed: a store that is away stops no training."""
+            async with open_store(config.store or Settings.from_env().store) as store:
+                return await Logs(bus, store).read_all(log)
+
         trainer = Trainer(
             bus=bus,
             run_id=wiring.run_id,
@@ -188,6 +197,7 @@ async def train(folder: RunFolder, learner: Learner) -> None:
             publisher=SamplerPublisher(learner, sampler),
             folder=folder.path,
             code_version=wiring.code_version,
+            archived=archived,
         )
         await trainer.run()
 

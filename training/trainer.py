@@ -116,7 +116,8 @@ class Publisher(Protocol):
 class Trainer:
     """Runs one training to its end; `run` may be called once.
 
-    `model` is the sampler that trained roles use; None leaves them the models their program gives them.
+    `model` is the sampler that trained roles use; None leaves them the models their program gives them. `archived`
+    reads a log that the bus has let go: of an episode whose step is repeated.
     """
 
     def __init__(  # noqa: PLR0913 - what a run is made of
@@ -132,8 +133,10 @@ class Trainer:
         publisher: Publisher,
         folder: Path,
         code_version: str = "",
+        archived: Callable[[str], Awaitable[list[Event]]] | None = None,
     ) -> None:
         self._bus = bus
+        self._archived = archived
         self._run_id = run_id
         self._config = config
         self._task = task
@@ -445,7 +448,10 @@ class Trainer:
         return [await self._episode(name) for name in names]
 
     async def _episode(self, name: str) -> Episode:
-        events = await read_all(self._bus, episode_log(name))
+        log = episode_log(name)
+        events = await read_all(self._bus, log)
+        if self._archived is not None and (not events or events[0].seq > 1):
+            events = await self._archived(log)
         if not events:
             raise TrainingError(f"episode {name} is not on the bus any more: the server lost it")
         return episode_of(events)

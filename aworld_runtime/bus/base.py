@@ -246,8 +246,9 @@ class Bus(Protocol):
         """
         ...
 
-    async def unlink(self, log: str, *, keep_s: float = RETIRED_S) -> None:
-        """Retire a log: free its events and mail. For the janitor, once it is finished and archived.
+    async def unlink(self, log: str, *, keep_s: float = RETIRED_S, last: int | None = None) -> None:
+        """Retire a log: free its events and mail. For the janitor, once it is finished and archived. Does nothing where
+        its last seq is no longer `last`, if that is given.
 
         Its last event stays for `keep_s` seconds, whatever it is: `last_seq` stays right, and a late owner is refused
         instead of beginning the log anew. `read` and `tail` give what is there. Of an empty log only mail is freed.

@@ -17,13 +17,15 @@ import math
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from secrets import token_hex
 from types import TracebackType
 from typing import Self, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
+from pydantic import JsonValue
 
 from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus, FeedEntry, NodeInfo
@@ -51,6 +53,10 @@ EVENTS_AT_ONCE = 256
 """Events of one log in memory."""
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 2.0
+LOOK_S = 1.0
+"""Seconds between two looks at whether the feed is still the same."""
+BELIEVED_S = 60.0
+"""After its last word, what an archiver has not read is kept for it."""
 LOGS_KNOWN = 10_000
 RECORDS_KEPT = 4096
 """Records of unfinished episodes in memory; others are read back from the store."""
@@ -65,6 +71,13 @@ class Archiver:
         self.name = name
         self.incidents: dict[str, AWorldError] = {}
         """Logs that could not be archived, and why."""
+        self.feed_id: str | None = None
+        """The feed it follows; None before it has begun."""
+        self.cursor = "0"
+        """Everything in the feed up to here is in the store."""
+        self.listeners: list[Callable[[Mapping[str, int], str], None]] = []
+        """Told which logs have ended at which seq, now that they are in the store, and a cursor before that."""
+        self._ended: dict[str, int] = {}
         self._bus = bus
         self._store = store
         self._known: set[str] = set()
@@ -79,6 +92,7 @@ class Archiver:
         """When the oldest event was made that is read and may not be in the store yet."""
         self._group: TaskGroup | None = None
         self._since = utc_now()
+        self._token = token_hex(2)
         telemetry.ARCHIVER_LAG.watch(self, Archiver.lag_s)
 
     async def __aenter__(self) -> Self:
@@ -103,30 +117,43 @@ class Archiver:
         return await group.__aexit__(kind, error, trace)
 
     async def run(self) -> None:
-        """Archive until cancelled. The name of its cursor in the store says which feed the cursor belongs to."""
+        """Archive until cancelled; from the beginning again where the server has lost its data."""
         self._since = self._bus.now()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(announce, self._bus, self._nodes, who=self.name))
-            await self._follow()
+            say = partial(announce, self._bus, self._nodes, who=self.name, ttl_s=BELIEVED_S)
+            tasks.start_soon(say)
+            while True:
+                feed_id = await self._bus.feed_id()
+                async with anyio.create_task_group() as following:
+                    following.start_soon(self._follow, feed_id)
+                    while await self._bus.feed_id() == feed_id:  # noqa: ASYNC110 - it is another process's
+                        await anyio.sleep(LOOK_S)
+                    following.cancel_scope.cancel()
+                logger.warning("the feed is another: the server has lost its data; archiving anew")
 
-    async def _follow(self) -> None:
-        follower = f"{self.name}@{await self._bus.feed_id()}"
+    async def _follow(self, feed_id: str) -> None:
+        # The cursor's name in the store says which feed it belongs to.
+        follower = f"{self.name}@{feed_id}"
         after = await self._persist(lambda: self._store.cursor(follower))
-        async with self._bus.feed(after or "0") as feed:
+        self.feed_id, self.cursor = feed_id, after or "0"
+        async with self._bus.feed(self.cursor) as feed:
             async for entries in feed:
                 await self._archive(follower, entries)
                 await self._gather()
                 self._oldest = math.inf
 
     def _nodes(self) -> Iterable[NodeInfo]:
+        detail: dict[str, JsonValue] = {"feed": self.feed_id, "cursor": self.cursor}
+        if self.incidents:
+            detail["incidents"] = len(self.incidents)
         yield NodeInfo(
-            name=f"{self.name}/{socket.gethostname()}-{os.getpid()}",
+            name=f"{self.name}/{socket.gethostname()}-{os.getpid()}-{self._token}",
             kind="archiver",
             pid=os.getpid(),
             host=socket.gethostname(),
             behind_s=round(self.lag_s(), 3),
             since=self._since,
-            detail={"incidents": len(self.incidents)} if self.incidents else {},
+            detail=detail,
         )
 
     def lag_s(self) -> float:
@@ -176,6 +203,10 @@ class Archiver:
                 group.start_soon(self._copy_log, limiter, log, first, last)
         cursor = entries[-1].cursor
         await self._persist(lambda: self._store.set_cursor(follower, cursor))
+        before, self.cursor = self.cursor, cursor
+        ended, self._ended = self._ended, {}
+        for listener in self.listeners:
+            listener(ended, before)
         for entry in entries:
             if entry.log in self._markers:
                 self._markers[entry.log].set()
@@ -220,7 +251,8 @@ class Archiver:
 
     async def _expect_archived(self, log: str, first: int, last: int) -> None:
         kept = await self._persist(lambda: self._store.last_seq(log))
-        if kept < last:
+        # Where the whole server was lost, owners put back what they know; it is archived anew.
+        if kept < last and await self._bus.feed_id() == self.feed_id:
             raise LostEvents(
                 f"events {first} to {last} of log {log!r} are no longer on the bus, and the store has {kept}: the bus"
                 " lost acknowledged events, or a log was unlinked before it was archived"
@@ -231,8 +263,11 @@ class Archiver:
             record = await self._episode(episode_id)
             for event in events:
                 record = advance(record, event)
+            record = record.model_copy(update={"feed": self.feed_id})
             await self._persist(lambda: self._store.put_episode(record))
             self._remember(record)
+            if record.status is not None:
+                self._ended[log] = record.last_seq
         elif (run_id := run_of_log(log)) is not None:
             await self._project_run(run_id, log, events)
 
@@ -265,6 +300,8 @@ class Archiver:
                         run_id, step, metrics
                     )
                 )
+        if run is not None and run.reason is not None:
+            self._ended[log] = events[-1].seq
         if run is not None and run is not before:
             changed = run
             self._runs[run_id] = run

@@ -19,7 +19,7 @@ import anyio
 
 from aworld_runtime.bus.base import LEASE_S, Bus, Delivery
 from aworld_runtime.errors import Fenced
-from aworld_runtime.events import Event, utc_now
+from aworld_runtime.events import Event
 from aworld_runtime.nodes.room import when_there_is_room
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Claim:
         if standing == "held" or self._delivery is None:
             return
         if standing == "gone":
-            queue, later = self._delivery.queue, utc_now() + timedelta(seconds=LEASE_S)
+            queue, later = self._delivery.queue, self._bus.now() + timedelta(seconds=LEASE_S)
             put = partial(self._bus.put, queue, self._requested, at=later)
             await when_there_is_room(put, who=self._log)
             raise Fenced(f"the bus lost the claim on {self._log}; it is queued again")

@@ -17,14 +17,19 @@ ANNOUNCE_EVERY_S = 1.0
 LEAVE_S = 2.0
 
 
-async def announce(bus: Bus, nodes: Callable[[], Iterable[NodeInfo]], *, who: str) -> None:
-    """Say every second which nodes are here and how they are; once cancelled, that they are gone."""
+async def announce(
+    bus: Bus, nodes: Callable[[], Iterable[NodeInfo]], *, who: str, ttl_s: float = 5.0
+) -> None:
+    """Say every second which nodes are here and how they are; once cancelled, that they are gone.
+
+    They are believed for `ttl_s` after their last word.
+    """
     said: set[str] = set()
     try:
         while True:
             for node in nodes():
                 said.add(node.name)
-                await when_there_is_room(partial(bus.announce, node), who=who)
+                await when_there_is_room(partial(bus.announce, node, ttl_s=ttl_s), who=who)
             await anyio.sleep(ANNOUNCE_EVERY_S)
     finally:
         with anyio.move_on_after(LEAVE_S, shield=True):

@@ -395,6 +395,14 @@ async def test_unlink_leaves_the_last_event_and_nothing_else(bus: Bus) -> None:
         assert await nothing_from(anext(box))
 
 
+async def test_a_log_that_has_grown_meanwhile_is_not_unlinked(bus: Bus) -> None:
+    await bus.append("log", 0, notes("a", "b"))
+    await bus.unlink("log", last=1)
+    assert texts(await bus.read("log")) == ["a", "b"]
+    await bus.unlink("log", last=2)
+    assert texts(await bus.read("log")) == ["b"]
+
+
 @pytest.mark.parametrize("expected", [0, 1, 2])
 async def test_a_late_owner_of_a_retired_log_is_refused(bus: Bus, expected: int) -> None:
     await bus.append("log", 0, notes("a", "b", "c"))

@@ -39,7 +39,7 @@ async def test_a_log_that_is_lost_while_it_is_followed(bus: MemoryBus) -> None:
         assert [(await anext(events)).seq, (await anext(events)).seq] == [1, 2]
         await bus.append(LOG, 2, notes("c"))
         assert (await anext(events)).seq == 3
-        await bus.unlink(LOG)
+        await bus.unlink(LOG, keep_s=0)
         await bus.append(LOG, 0, notes("another a"))
         with pytest.raises(RunLostError, match=r"the bus has lost this run \(1 of 3 events\)"):
             await anext(events)
@@ -53,7 +53,7 @@ async def test_a_log_that_the_bus_lost_before_a_resume(bus: MemoryBus, store: SQ
     await expect_on_bus(bus, store, LOG)  # the archiver was late
     await store.put_events(LOG, await bus.read(LOG))
     await expect_on_bus(bus, store, LOG)
-    await bus.unlink(LOG)
+    await bus.unlink(LOG, keep_s=0)
     with pytest.raises(RunLostError, match=r"the bus has lost this run \(0 of 2 events\)"):
         await expect_on_bus(bus, store, LOG)
     await bus.append(LOG, 0, notes("x", "y", "z"))

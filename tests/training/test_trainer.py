@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -27,8 +27,11 @@ from aworld_runtime.events import (
     StepFinished,
 )
 from aworld_runtime.names import episode_log, run_log
+from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.nodes.environment import load_environment
+from aworld_runtime.nodes.logs import Logs
 from aworld_runtime.nodes.worker import Worker
+from aworld_runtime.store import open_store
 from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.training.rows import TrainingRow
 from aworld_runtime.training.run_state import RunState
@@ -80,6 +83,8 @@ def trainer(
     learner: RecordingLearner,
     config: TrainConfig = CONFIG,
     task: TrainingTask = CASE,
+    *,
+    archived: Callable[[str], Awaitable[list[Event]]] | None = None,
 ) -> Trainer:
     return Trainer(
         bus=bus,
@@ -91,6 +96,7 @@ def trainer(
         learner=learner,
         publisher=RecordingPublisher(),
         folder=folder,
+        archived=archived,
     )
 
 
@@ -258,6 +264,22 @@ async def test_a_new_trainer_repeats_the_recorded_batches_after_the_checkpoint(
     assert broken.seen == whole.seen
     state = RunState.of(await log(bus))
     assert len(state.batches) == 3
+
+
+async def test_a_step_is_repeated_with_episodes_that_only_the_store_still_has(
+    bus: Bus, tmp_path: Path
+) -> None:
+    whole, broken = RecordingLearner(tmp_path), RecordingLearner(tmp_path)
+    config = CONFIG.model_copy(update={"steps": 3})
+    async with open_store(f"sqlite:///{tmp_path}/store.db") as store, working(bus):
+        async with Archiver(bus, store) as archiver:
+            await trainer(bus, tmp_path, whole, config).run()
+            await archiver.drain()
+        for name in await store.logs("episode:"):
+            await bus.unlink(name)
+        (tmp_path / "checkpoint-3").unlink()
+        await trainer(bus, tmp_path, broken, config, archived=Logs(bus, store).read_all).run()
+    assert broken.seen == whole.seen
 
 
 async def run_until_killed(

@@ -125,10 +125,10 @@ class MemoryBus:
             after = events[0].seq - 1
             self._feed.add(log, after + 1, entry.add(after, events))
 
-    async def unlink(self, log: str, *, keep_s: float = RETIRED_S) -> None:
+    async def unlink(self, log: str, *, keep_s: float = RETIRED_S, last: int | None = None) -> None:
         self._forget_retired()
         entry = self._logs.get(log)
-        if entry is None:
+        if entry is None or last not in (None, entry.last):
             return
         if entry.last and keep_s > 0:
             entry.retire(time.monotonic() + keep_s)

@@ -193,8 +193,8 @@ class RedisBus:
         end = first + len(events) - 1
         await scripts.unstage(self._link, staging, keys, log, first, end)
 
-    async def unlink(self, log: str, *, keep_s: float = RETIRED_S) -> None:
-        await scripts.retire(self._link, self._keys.log(log), round(keep_s * 1000))
+    async def unlink(self, log: str, *, keep_s: float = RETIRED_S, last: int | None = None) -> None:
+        await scripts.retire(self._link, self._keys.log(log), round(keep_s * 1000), last)
 
     async def server_id(self) -> str:
         run_ids: list[str] = []

@@ -155,6 +155,7 @@ async def unstage(
 _RETIRE = Script(
     """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+if ARGV[2] ~= '' and ARGV[2] ~= (last and last[1] or '0-0') then return end
 local sha256 = last and string.match(last[2][2], '{"blob":"(%x+)","size":%d+}}$')
 local blob = sha256 and redis.call('HGET', KEYS[4], sha256)
 redis.call('UNLINK', unpack(KEYS))
@@ -170,12 +171,15 @@ end
 )
 
 
-async def retire(link: Link, keys: LogKeys, keep_ms: int) -> None:
-    """Free a log, its mail and its blobs but for the log's last event, which gets a TTL. Works on a full server, too:
-    it begins by freeing. A new stream, because a trimmed one keeps the memory of its last node.
+async def retire(link: Link, keys: LogKeys, keep_ms: int, last: int | None) -> None:
+    """Free a log, its mail and its blobs but for the log's last event, which gets a TTL; not where that isn't `last`.
+
+    Works on a full server, too: it begins by freeing. A new stream, because a trimmed one keeps the
+    memory of its last node.
     """
+    expected = "" if last is None else f"{last}-0"
     streams = (keys.log, keys.mail, keys.control, keys.blobs)
-    await link.run_script(_RETIRE, streams, (str(keep_ms),))
+    await link.run_script(_RETIRE, streams, (str(keep_ms), expected))
 
 
 _KEEP_BLOB = Script(

@@ -1,0 +1,304 @@
+"""The bus's housekeeping, beside an archiver: what is in the store, and over, goes; what the server lost comes back.
+
+    archiver: these logs have ended ──▶ wait a little ──▶ still ended, and all in the store? ──▶ retire
+    every second: trim the feed behind whoever follows it, and behind the logs that wait to be retired
+    the feed is another ──▶ owners have put back what they know ──▶ restore what is missing, queue its requests again
+
+Each step may be done twice, and by several janitors: a log is retired where its last event is as expected, restored where
+it is empty, and `log.restored` has its place. Nothing is kept for each episode but for those that have just ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import takewhile
+
+import anyio
+
+from aworld_runtime.bus.base import Bus
+from aworld_runtime.errors import AWorldError, BusError, EventError, Fenced, StoreError
+from aworld_runtime.events import (
+    EpisodeFinished,
+    EpisodeRequested,
+    Event,
+    LogRestored,
+    RunFinished,
+)
+from aworld_runtime.names import EPISODES_QUEUE, episode_log
+from aworld_runtime.nodes.archiver import Archiver
+from aworld_runtime.nodes.room import when_there_is_room
+from aworld_runtime.store.base import EpisodeRecord, Store
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+QUIET_S = 1.0
+"""A feed that says nothing for so long has been read to its end."""
+PAGE = 256
+LOGS_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A log that waits to be retired."""
+
+    last: int
+    """Its last seq: if it has another by then, it goes on."""
+    due: float
+    before: str
+    """A cursor before its end."""
+
+
+class Janitor:
+    """Works while `run` does. `archiver` tells it what has ended, and how far the store is.
+
+    `retire_after_s` and `restore_after_s` are as in `Settings`. `keep` says of a log whether somebody still needs it.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        store: Store,
+        archiver: Archiver,
+        *,
+        retire_after_s: float,
+        restore_after_s: float,
+        keep: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self.name = "janitor"
+        self.incidents: dict[str, AWorldError] = {}
+        """Logs that could not be restored, and why."""
+        self._bus = bus
+        self._store = store
+        self._archiver = archiver
+        self._retire_after_s = retire_after_s
+        self._restore_after_s = restore_after_s
+        self._keep = keep
+        self._feed_id: str | None = None
+        self._ended: dict[str, Ended] = {}
+        """By time, so by cursor, too."""
+        self._marked: str | None = None
+        """The cursor from which the next janitor looks for logs that have ended."""
+        self._trimmed: tuple[str, ...] = ()
+        self._lost: list[str] = []
+        """Feeds whose server has lost them, and whose episodes are yet to be restored."""
+        self._noticed = bus.now()
+        archiver.listeners.append(self._note)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        trouble = False
+        while True:
+            try:
+                await self._work()
+                trouble = False
+            except StoreError as error:
+                if not trouble:
+                    logger.warning("the store fails; housekeeping waits for it: %s", error)
+                trouble = True
+            await anyio.sleep(EVERY_S)
+
+    async def _work(self) -> None:
+        feed_id = self._archiver.feed_id
+        if feed_id is None:
+            return
+        if feed_id != self._feed_id:
+            await self._begin(feed_id)
+        if self._lost and self._bus.now() - self._noticed > timedelta(
+            seconds=self._restore_after_s
+        ):
+            await self._restore_all(feed_id)
+        await self._retire_due()
+        await self._trim(feed_id)
+
+    def _note(self, ended: Mapping[str, int], before: str) -> None:
+        for log in ended:
+            self._ended.pop(log, None)  # one that goes on, and ends again, waits again
+        self._ended |= self._waiting(ended, before)
+
+    def _waiting(self, ended: Mapping[str, int], before: str) -> dict[str, Ended]:
+        due = time.monotonic() + self._retire_after_s
+        return {log: Ended(last, due, before) for log, last in ended.items()}
+
+    async def _begin(self, feed_id: str) -> None:
+        """On a feed that it does not know yet: what has ended there, and was not retired by the last janitor."""
+        if self._feed_id is not None:
+            self._lost.append(self._feed_id)
+            self._noticed = self._bus.now()
+            self._ended.clear()
+            self._feed_id = None
+        found: dict[str, Ended] = {}
+        end = self._archiver.cursor
+        after = self._marked = await self._store.cursor(f"{self.name}@{feed_id}") or "0"
+        async with self._bus.feed(after) as feed:
+            while after != end:
+                entries = None
+                with anyio.move_on_after(QUIET_S):
+                    entries = await anext(feed)
+                if entries is None:
+                    break
+                before, after = after, entries[-1].cursor
+                if any(entry.cursor == end for entry in entries):
+                    after = end
+                logs = {entry.log for entry in entries}
+                ended = {log: last for log in logs if (last := await self._end(log))}
+                found |= self._waiting(ended, before)
+        self._ended = found | self._ended
+        self._feed_id = feed_id
+
+    async def _end(self, log: str) -> int:
+        """Seq of the event that ended it, the last on the bus and in the store; 0 where there is none."""
+        last = await self._bus.last_seq(log)
+        there = await self._bus.read(log, last, limit=1) if last else []
+        if not there or not isinstance(there[0].data, EpisodeFinished | RunFinished):
+            return 0
+        kept = await self._store.read(log, last, limit=1)
+        return last if [event.id for event in kept] == [there[0].id] else 0
+
+    # --- what goes -------------------------------------------------------------------------------------------------
+
+    async def _retire_due(self) -> None:
+        now = time.monotonic()
+        due = list(takewhile(lambda item: item[1].due <= now, self._ended.items()))
+        due = [(log, ended) for log, ended in due if not self._keep(log)]
+        for start in range(0, len(due), LOGS_AT_ONCE):
+            some = due[start : start + LOGS_AT_ONCE]
+            async with anyio.create_task_group() as group:
+                for log, ended in some:
+                    if log not in self._archiver.incidents:
+                        group.start_soon(partial(self._bus.unlink, log, last=ended.last))
+            for log, ended in some:
+                if self._ended.get(log) is ended:
+                    del self._ended[log]
+
+    async def _trim(self, feed_id: str) -> None:
+        """Forget what all have read. The next janitor begins before the first log that waits to be retired."""
+        archived = self._archiver.cursor
+        mine = next((ended.before for ended in self._ended.values()), archived)
+        if mine != self._marked:
+            await self._store.set_cursor(f"{self.name}@{feed_id}", mine)
+            self._marked = mine
+        cursors = (mine, archived, *await self._announced(feed_id))
+        if cursors != self._trimmed:
+            await self._bus.trim_feed(*cursors)
+            self._trimmed = cursors
+
+    async def _announced(self, feed_id: str) -> list[str]:
+        """How far each has read that says so, such as archivers of other stores."""
+        details = [node.detail for node in await self._bus.nodes()]
+        return [str(d["cursor"]) for d in details if d.get("feed") == feed_id and "cursor" in d]
+
+    # --- what comes back -------------------------------------------------------------------------------------------
+
+    async def _restore_all(self, feed_id: str) -> None:
+        while self._lost:
+            after = ""
+            while page := await self._store.unfinished(self._lost[0], after=after, limit=PAGE):
+                for record in page:
+                    await self._restore_or_say_why(record)
+                after = page[-1].id
+            del self._lost[0]
+        await self._queue_what_nobody_owns(feed_id)
+
+    async def _restore_or_say_why(self, record: EpisodeRecord) -> None:
+        log = episode_log(record.id)
+        try:
+            await self._restore(log)
+        except Fenced:
+            logger.info("%s: put back by its owner, or by another janitor", log)
+        except (EventError, LostLogError) as error:
+            self.incidents[log] = error
+            logger.error("%s is lost: %s", log, error)
+
+    async def _restore(self, log: str) -> None:
+        """Make the log on the bus what the store has of it, say so in the log, and have the episode go on.
+
+        Raises:
+            Fenced: somebody else writes to it.
+            LostLogError: bus and store hold two histories, or the store's has a hole.
+        """
+        there, kept = await self._bus.last_seq(log), await self._store.last_seq(log)
+        if there >= kept:
+            return  # its owner knows more, and has put it back
+        events = await self._stored(log)
+        last = await self._bus.read(log, there, limit=1) if there else []
+        if [event.id for event in last] != [e.id for e in events if e.seq == there]:
+            raise LostLogError(
+                f"event {there} on the bus is not the one in {self._store.url}: it began anew before it could be"
+                " restored; aworld verify shows both"
+            )
+        await self._append(log, there, events)
+        restored = self._event(events[0], LogRestored(at=kept))
+        await self._send(partial(self._bus.append, log, kept, [restored]), log)
+        logger.warning("%s: restored from the store up to event %d", log, kept)
+        await self._queue(log, events[0])
+
+    async def _append(self, log: str, there: int, events: Sequence[Event]) -> None:
+        """All of the log where it is empty, else what follows `there`."""
+        if not there:
+            await self._send(partial(self._bus.restore, log, events), log)
+            return
+        rest = [event for event in events if event.seq > there]
+        for start in range(0, len(rest), PAGE):
+            page = rest[start : start + PAGE]
+            await self._send(partial(self._bus.append, log, page[0].seq - 1, page), log)
+
+    async def _queue(self, log: str, first: Event) -> None:
+        """Have somebody claim the episode. One that can't be run from its log ends here."""
+        if isinstance(first.data, EpisodeRequested):
+            await self._send(partial(self._bus.put, EPISODES_QUEUE, first), log)
+            return
+        lost = f"the bus lost this episode, and its log begins with {first.type}: nobody can run it"
+        failed = self._event(first, EpisodeFinished(reason="failed", error=lost))
+        await self._send(
+            partial(self._bus.append, log, await self._bus.last_seq(log), [failed]), log
+        )
+
+    async def _stored(self, log: str) -> list[Event]:
+        events: list[Event] = []
+        while page := await self._store.read(log, events[-1].seq + 1 if events else 1, limit=PAGE):
+            events += page
+        if events[-1].seq - events[0].seq != len(events) - 1:
+            raise LostLogError(f"{self._store.url} lacks events between its first and its last one")
+        return events
+
+    async def _queue_what_nobody_owns(self, feed_id: str) -> None:
+        """Owners that put a log back queue its request, too; unless they die between the two."""
+        after = ""
+        while page := await self._store.unfinished(feed_id, after=after, limit=PAGE):
+            for record in page:
+                await self._queue_if_older(episode_log(record.id), self._noticed)
+            after = page[-1].id
+
+    async def _queue_if_older(self, log: str, time: datetime) -> None:
+        last = await self._bus.last_seq(log)
+        newest = await self._bus.read(log, last, limit=1) if last else []
+        if newest and newest[0].time < time and not isinstance(newest[0].data, EpisodeFinished):
+            logger.warning("%s: nobody has claimed it since the server lost it; queued again", log)
+            for first in await self._bus.read(log, limit=1):
+                await self._queue(log, first)
+
+    def _event(self, first: Event, data: LogRestored | EpisodeFinished) -> Event:
+        return Event.of(
+            data,
+            source=f"{self.name}/{self._archiver.name}",
+            run_id=first.run_id,
+            task_id=first.task_id,
+            group_id=first.group_id,
+            episode_id=first.episode_id,
+            attempt=first.attempt,
+            causation_id=first.id,
+            traceparent=first.traceparent,
+        )
+
+    async def _send(self, send: Callable[[], Awaitable[object]], log: str) -> None:
+        await when_there_is_room(send, who=f"{self.name}: {log}")
+
+
+class LostLogError(BusError):
+    """A log that the server lost and that can't be restored."""
