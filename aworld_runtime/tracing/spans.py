@@ -52,7 +52,7 @@ from aworld_runtime.urls import shown
 
 Attribute = str | int | float | tuple[str, ...]
 
-RULES = frozenset({"swarm", "environment", "worker"})
+RULES = frozenset({"swarm", "environment", "worker", "janitor"})
 """Roles that are no agents; what they cause is the episode's own."""
 MOMENTS = (EpisodeClaimed, EpisodeTakenOver, EpisodePaused, EpisodeResumed, EpisodeCancelled)
 """What is shown of the episode itself."""
