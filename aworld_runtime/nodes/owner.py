@@ -132,7 +132,7 @@ class EpisodeOwner:
         self._saving = False
         self._running = 0
         self._pause = Pause()
-        self._finished = anyio.Event()
+        self._finished = False
         self._tasks: TaskGroup | None = None
 
     async def run(self, *, refusal: str | None = None) -> EpisodeFinished:
@@ -149,13 +149,11 @@ class EpisodeOwner:
         ):
             self._tasks = tasks
             await self._begin()
-            if not self._finished.is_set():
+            if not self._finished:
                 if refusal is not None:
                     self._spawn(self._finish, "failed", refusal)
-                tasks.start_soon(self._receive, mail)
                 tasks.start_soon(self._watch_clock)
-                await self._finished.wait()
-            tasks.cancel_scope.cancel()
+                await self._receive(mail)  # until its end cancels this
         finished = self.events[-1].data
         if not isinstance(finished, EpisodeFinished):
             raise TypeError(f"{self.log} ended with {self.events[-1].type}")
@@ -165,7 +163,7 @@ class EpisodeOwner:
         """See whether the log and the claim are still there, for the server is another than before. What is waiting for
         a human, or for anything, would else not notice for as long as it waits.
         """
-        if self._tasks is not None and self.events and not self._finished.is_set():
+        if self._tasks is not None and self.events and not self._finished:
             self._tasks.start_soon(self._look)
 
     async def _look(self) -> None:
@@ -180,7 +178,7 @@ class EpisodeOwner:
         Raises:
             EventError: an event that is too large, or that no log can hold; none of these is appended.
         """
-        if not self._finished.is_set():
+        if not self._finished:
             if not events and not acks:
                 return
             commit = Commit(events, acks)
@@ -192,12 +190,12 @@ class EpisodeOwner:
             await commit.saved.wait()
             if commit.error is not None:
                 raise commit.error
-        if self._finished.is_set():  # whoever gets here is about to be cancelled
+        if self._finished:  # whoever gets here is about to be cancelled
             await anyio.sleep_forever()
 
     async def _save(self) -> None:
         """Append what waits, until nothing does. A task of its own, so that no handler's fate is another's."""
-        while self._commits and not self._finished.is_set():
+        while self._commits and not self._finished:
             commits, self._commits = self._commits, []
             try:
                 await self._append(commits)
@@ -217,7 +215,7 @@ class EpisodeOwner:
             commit.error = error
 
     async def _append(self, commits: Sequence[Commit]) -> None:
-        if self._finished.is_set():
+        if self._finished:
             return
         settled = self._settle([event for commit in commits for event in commit.events])
         # Numbered here: on `memory://` the log and this owner then share them.
@@ -236,6 +234,11 @@ class EpisodeOwner:
     async def _send(self, send: Callable[[], Awaitable[T]]) -> T:
         return await when_there_is_room(send, who=self.log)
 
+    def _end(self) -> None:
+        """The log has its last event: whatever still goes on here is for nothing."""
+        self._finished = True
+        self._group.cancel_scope.cancel()
+
     @property
     def _group(self) -> TaskGroup:
         if self._tasks is None:
@@ -250,7 +253,7 @@ class EpisodeOwner:
             past = await read_all(self._bus, self.log)
             if past and isinstance(past[-1].data, EpisodeFinished):
                 self.events = past
-                self._finished.set()
+                self._end()
                 return
             if past:
                 opening = [
@@ -274,7 +277,7 @@ class EpisodeOwner:
         if isinstance(events[-1].data, EpisodeFinished):
             telemetry.EPISODES_FINISHED.add(1, events[-1].data.reason)
             self.events = events
-            self._finished.set()
+            self._end()
         else:
             self._recover(events)
 
@@ -340,7 +343,7 @@ class EpisodeOwner:
     def _accept(self, event: Event) -> None:
         self.events.append(event)
         self._note(event)
-        if self._finished.is_set():
+        if self._finished:
             return
         if isinstance(event.data, ToolCalled):
             self._spawn(self._run_tool, event)
@@ -369,7 +372,7 @@ class EpisodeOwner:
             case EpisodeResumed():
                 self._pause.end()
             case EpisodeFinished(reason=reason):
-                self._finished.set()
+                self._end()
                 telemetry.EPISODES_FINISHED.add(1, reason)
             case _:
                 pass
@@ -416,14 +419,14 @@ class EpisodeOwner:
 
     async def _end_if_quiescent(self) -> None:
         in_flight = self._running or self._saving or self._questions or self._pause.active
-        if not in_flight and not self._finished.is_set():
+        if not in_flight and not self._finished:
             await self._finish("quiescent", "nothing is in flight, and nobody has answered")
 
     # --- handlers --------------------------------------------------------------------------------------------------
 
     async def _drain(self, inbox: Inbox) -> None:
         """Handle a role's deliveries, one at a time, in seq order."""
-        while inbox.waiting and not self._finished.is_set():
+        while inbox.waiting and not self._finished:
             await self._pause.over()
             event = inbox.waiting.popleft()
             await self._handle(inbox.node, event)
