@@ -6,6 +6,7 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from urllib.parse import urlencode
 from uuid import uuid4
 
 import anyio
@@ -16,10 +17,12 @@ from aworld_runtime.bus.redis.cluster import SHARDS, slot_of
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.shards import read_cursor
 from aworld_runtime.bus.server import PrivateServer
-from aworld_runtime.errors import BusError, ConfigError
+from aworld_runtime.errors import BusError, ConfigError, ProcessError
 from aworld_runtime.events import Event, MessagePosted
+from aworld_runtime.processes import HOST, free_port
+from tests.certificates import Authority, tls_options
 from tests.faults import kill, restart_empty
-from tests.services import BusCluster
+from tests.services import BusCluster, missing
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.anyio
@@ -355,6 +358,32 @@ async def test_every_node_is_asked_whether_it_evicts(cluster: BusCluster, url: s
         with pytest.raises(ConfigError, match=rf"node .*:{cluster.nodes[2].port}\).*noeviction"):
             async with open_bus(url):
                 pass
+
+
+async def test_a_cluster_behind_tls_is_spoken_to_with_tls_alone(tmp_path: Path) -> None:
+    authority = Authority.found(tmp_path / "certificates")
+    certificate = authority.issue("server")
+    cluster = BusCluster(tmp_path)
+    for node in cluster.nodes:
+        node.options |= tls_options(authority, certificate, free_port()) | {"tls-cluster": "yes"}
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(cluster)
+        except ProcessError as error:
+            missing("Redis or Valkey with TLS", str(error))
+        port = cluster.nodes[0].options["tls-port"]
+        trusted = urlencode({"ssl_ca_certs": authority.file})
+        async with (
+            open_bus(f"rediss+cluster://{HOST}:{port}?{trusted}") as bus,
+            bus.consume("queue", consumer="c", lease_s=LEASE_S / 2) as consumer,
+        ):
+            for number in range(9):
+                await bus.append(f"log{number}", 0, [note("a")])
+            await bus.put("queue", note("work"))
+            delivery = await consumer.take()
+            await anyio.sleep(LEASE_S)  # twice the lease
+            await delivery.ack()
+            assert not delivery.lost
 
 
 async def test_one_node_that_answers_is_enough_to_find_the_others(
