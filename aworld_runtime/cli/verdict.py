@@ -47,6 +47,7 @@ async def judge(bus: Bus, store: Store, prefix: str = "", *, wait_s: float = WAI
         events=found.events + len(found.differences) - len(left),
         archived_logs=found.archived_logs,
         archived_events=found.archived_events,
+        unfinished=found.unfinished,
         differing=len(differences) + unlisted,
         differences=differences,
         behind=len(behind),

@@ -34,6 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"{found.logs} logs, {found.events} events the same, {behind}{found.differing} differ;"
             f" only in the store: {found.archived_logs} logs, {found.archived_events} events"
         )
+        for log in found.unfinished:
+            print(f"{log} has no end, and the bus does not have it: nobody goes on with it")
         for one in found.differences:
             on_bus, in_store = one.on_bus or "(nothing)", one.in_store or "(nothing)"
             print(f"{one.log} seq {one.seq}: bus {on_bus}, store {in_store}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aworld_runtime.bus.base import Bus
+from aworld_runtime.events import EpisodeFinished
 from aworld_runtime.messages import Data
+from aworld_runtime.names import episode_of_log
 from aworld_runtime.nodes.marker import feed_so_far
 from aworld_runtime.store.base import Store
 
@@ -33,6 +35,8 @@ class Comparison(Data):
     archived_logs: int = 0
     """Logs that only the store still has, but for a last event that the bus keeps of a retired one."""
     archived_events: int = 0
+    unfinished: tuple[str, ...] = ()
+    """The first hundred of those logs that are episodes without an end: nobody goes on with them."""
     differing: int = 0
     """Positions at which they disagree."""
     differences: tuple[Difference, ...] = ()
@@ -49,11 +53,14 @@ async def compare(bus: Bus, store: Store, prefix: str = "") -> Comparison:
     names.update(await store.logs(prefix))
     events = archived_logs = archived_events = differing = 0
     differences: list[Difference] = []
+    unfinished: list[str] = []
     for log in sorted(names):
         on_bus, in_store = await _ids(bus, log), await _ids(store, log)
         if _retired(on_bus, in_store):
             archived_logs += 1
             archived_events += len(in_store) - len(on_bus)
+            if len(unfinished) < LISTED and not await _has_ended(store, log, in_store):
+                unfinished.append(log)
             events += len(on_bus)
             continue
         for seq in sorted(on_bus.keys() | in_store.keys()):
@@ -69,9 +76,16 @@ async def compare(bus: Bus, store: Store, prefix: str = "") -> Comparison:
         events=events,
         archived_logs=archived_logs,
         archived_events=archived_events,
+        unfinished=tuple(unfinished),
         differing=differing,
         differences=tuple(differences),
     )
+
+
+async def _has_ended(store: Store, log: str, in_store: Mapping[int, str]) -> bool:
+    """Whether the store has its end, if it is the log of an episode."""
+    last = await store.read(log, max(in_store), limit=1) if in_store else []
+    return episode_of_log(log) is None or any(isinstance(e.data, EpisodeFinished) for e in last)
 
 
 def _retired(on_bus: Mapping[int, str], in_store: Mapping[int, str]) -> bool:

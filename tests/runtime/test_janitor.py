@@ -15,6 +15,7 @@ from aworld_runtime.agents import Agent
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import NodeInfo, read_all
 from aworld_runtime.bus.server import PrivateServer
+from aworld_runtime.cli.verdict import judge
 from aworld_runtime.errors import Fenced
 from aworld_runtime.events import (
     EpisodeFinished,
@@ -227,6 +228,15 @@ async def test_nothing_is_trimmed_that_the_archiver_has_not_read(
                 return await store.last_seq("log") == 10
 
             await wait_until(archived, description="all of it in the store")
+
+
+async def test_episodes_that_nobody_goes_on_with_are_told_by_verify(bus: Bus, store: Store) -> None:
+    done = Event.of(EpisodeFinished(answer="done"), source="worker/w")
+    await store.put_events(episode_log("lost"), [note().at(1)])
+    await store.put_events(episode_log("done"), [note().at(1), done.at(2)])
+    found = await judge(bus, store)
+    assert found.same
+    assert (found.unfinished, found.archived_logs) == ((episode_log("lost"),), 2)
 
 
 async def test_two_janitors_do_no_more_than_one(bus: Bus, store: Store) -> None:
