@@ -216,6 +216,18 @@ STORE_OUTAGES = Counter(
     "aworld_archiver_store_outages_total", "Times that the store began to fail; archiving waits."
 )
 
+# --- the janitor ---------------------------------------------------------------------------------------------------
+
+RETIRED = Counter("aworld_janitor_retired_logs_total", "Finished logs that were freed on the bus.")
+TRIMS = Counter("aworld_janitor_trims_total", "Times that the feed was trimmed behind its readers.")
+RESTORED = Counter(
+    "aworld_janitor_restored_logs_total",
+    "Logs that a server lost and that came back from the store.",
+)
+LOST_LOGS = Counter(
+    "aworld_janitor_lost_logs_total", "Logs that a server lost and that can't be restored."
+)
+
 # --- traces --------------------------------------------------------------------------------------------------------
 
 SPANS = Counter("aworld_otel_spans_total", "Spans that a collector has taken.")

@@ -20,6 +20,7 @@ from itertools import takewhile
 
 import anyio
 
+from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.errors import AWorldError, BusError, EventError, Fenced, StoreError
 from aworld_runtime.events import (
@@ -175,6 +176,7 @@ class Janitor:
             for log, ended in some:
                 if self._ended.get(log) is ended:
                     del self._ended[log]
+                telemetry.RETIRED.add(log not in self._archiver.incidents)
 
     async def _trim(self, feed_id: str) -> None:
         """Forget what all have read. The next janitor begins before the first log that waits to be retired."""
@@ -187,6 +189,7 @@ class Janitor:
         if cursors != self._trimmed:
             await self._bus.trim_feed(*cursors)
             self._trimmed = cursors
+            telemetry.TRIMS.add()
 
     async def _announced(self, feed_id: str) -> list[str]:
         """How far each has read that says so, such as archivers of other stores."""
@@ -213,6 +216,7 @@ class Janitor:
             logger.info("%s: put back by its owner, or by another janitor", log)
         except (EventError, LostLogError) as error:
             self.incidents[log] = error
+            telemetry.LOST_LOGS.add()
             logger.error("%s is lost: %s", log, error)
 
     async def _restore(self, log: str) -> None:
@@ -235,6 +239,7 @@ class Janitor:
         await self._append(log, there, events)
         restored = self._event(events[0], LogRestored(at=kept))
         await self._send(partial(self._bus.append, log, kept, [restored]), log)
+        telemetry.RESTORED.add()
         logger.warning("%s: restored from the store up to event %d", log, kept)
         await self._queue(log, events[0])
 

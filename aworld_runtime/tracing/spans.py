@@ -37,6 +37,7 @@ from aworld_runtime.events import (
     EpisodeTakenOver,
     Event,
     HumanAnswered,
+    LogRestored,
     ModelCompleted,
     ModelFailed,
     ModelRequested,
@@ -54,7 +55,10 @@ Attribute = str | int | float | tuple[str, ...]
 
 RULES = frozenset({"swarm", "environment", "worker", "janitor"})
 """Roles that are no agents; what they cause is the episode's own."""
-MOMENTS = (EpisodeClaimed, EpisodeTakenOver, EpisodePaused, EpisodeResumed, EpisodeCancelled)
+MOMENTS = (
+    *(EpisodeClaimed, EpisodeTakenOver, LogRestored),
+    *(EpisodePaused, EpisodeResumed, EpisodeCancelled),
+)
 """What is shown of the episode itself."""
 FROM_OUTSIDE = (ToolReturned, ToolFailed, HumanAnswered)
 """Said to agents by others."""
