@@ -98,7 +98,7 @@ class BusTransport:
     async def forget(self) -> None:
         """Free the logs that it has written."""
         for log in self._seqs:
-            await self._bus.unlink(log)
+            await self._bus.unlink(log, keep_s=0)
 
 
 class Stopwatch:

@@ -164,7 +164,7 @@ class ThroughputPhase:
                 faults.append(f"{role}: {len(dead)} dead letters, such as: {dead[0].reason}")
         faults += await self._check_feed({script.log: script.seq for script in this.scripts})
         for script in this.scripts:
-            await self._bus.unlink(script.log)
+            await self._bus.unlink(script.log, keep_s=0)
         await self._bus.trim_feed(self._feed_cursor)
         return faults
 
