@@ -177,6 +177,14 @@ class BusCluster:
             yield replica
 
     async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def _start(self) -> None:
         for node in self.nodes:
             await node.start()
         for number, node in enumerate(self.nodes):
@@ -187,7 +195,6 @@ class BusCluster:
             await self.tell(0, "CLUSTER", "MEET", HOST, str(node.port), bus_port)
         for number in range(3):
             await wait_until(partial(self._knows_all, number), 10.0, "a cluster of three")
-        return self
 
     async def __aexit__(self, *exc: object) -> None:
         for node in self.nodes:
