@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -195,6 +196,29 @@ async def test_work_that_is_held_stays_held_while_its_queue_moves(
         assert not delivery.lost
         assert await bus.backlog("queue") == 0
     await cluster.move(slot, target, source)
+
+
+async def test_a_cluster_at_rest_is_not_asked_who_owns_what(cluster: BusCluster, url: str) -> None:
+    async def asked() -> int:
+        facts = [await cluster.tell(node, "INFO", "commandstats") for node in range(3)]
+        return sum(
+            map(int, re.findall(r"cluster\|slots'?:.*?calls'?[=:] ?(\d+)", "\n".join(facts)))
+        )
+
+    async with open_bus(url) as bus:
+        before = await asked()
+        await cluster.tell(0, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        for number in range(20):
+            await bus.append(f"log{number}", 0, [note("a")])
+
+        async def was_asked_again() -> bool:
+            return await asked() > before
+
+        await wait_until(was_asked_again, description="a look at who owns what")
+        await anyio.sleep(0.3)  # longer than the pauses of the first looks
+        known = await asked()
+        await anyio.sleep(1.2)  # longer than the longest pause between two
+        assert await asked() == known
 
 
 # --- nodes that die ------------------------------------------------------------------------------

@@ -47,8 +47,8 @@ SHARDS = 64
 """Hash tags that logs are spread over. They fall into 64 slots, evenly over the nodes."""
 ANSWER_S = 1.0
 """How long one node may take to say who owns what, before another is asked."""
-NODES_DISAGREE = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN"})
-"""Error codes that say: nothing was done, and not for lack of trying by this node."""
+ELSEWHERE = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN"})
+"""Error codes that say: nothing was done, nor would it be if this node were asked again at once."""
 MANY_MOVES = 5
 """So often a call is sent on at once; then it waits until the nodes have been asked."""
 
@@ -94,7 +94,7 @@ class NodeLink(ServerLink):
         self._cluster.doubt()
 
     def _sent_on(self, group: Sequence[Call], error: ReplyError, /) -> bool:
-        if error.code not in NODES_DISAGREE:
+        if error.code not in ELSEWHERE:
             return False
         self._waiting_bytes -= sum(call.size for call in group)
         self._cluster.send_on(self, group, error)
@@ -198,7 +198,7 @@ class ClusterLink:
 
     def place(self, key: bytes, /) -> Address:
         link = self._owners[slot_of(key)]
-        return link.address if link is not None else self._address.node(self._known[0])
+        return link.address if link is not None else self._address.node(self._address.seeds[0])
 
     def doubt(self) -> None:
         if self._loop is not None:
@@ -261,6 +261,8 @@ class ClusterLink:
         return link
 
     def _send_adrift(self) -> None:
+        if not self._adrift.waiting_calls():
+            return
         self._adrift.expire(self._cause)
         for call in self._adrift.give_up(self._owners):
             self._route(call)
