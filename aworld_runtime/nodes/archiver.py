@@ -220,6 +220,8 @@ class Archiver:
             try:
                 await self._copy(log, first, last)
             except (EventError, LogRewoundError, LostEvents) as error:
+                if isinstance(error, EventError) and await self._bus.feed_id() != self.feed_id:
+                    return  # large content went with the server; who puts it back has it archived anew
                 self.incidents[log] = error
                 telemetry.INCIDENTS.add()
                 logger.error("log %s is not archived from event %d on: %s", log, first, error)
