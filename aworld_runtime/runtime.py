@@ -39,6 +39,7 @@ from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.nodes.claim import restarts
 from aworld_runtime.nodes.janitor import Janitor
 from aworld_runtime.nodes.logs import Logs
+from aworld_runtime.nodes.lost import say_ended, say_lost
 from aworld_runtime.nodes.node import Runnable
 from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.nodes.run_log import RunLog
@@ -244,10 +245,15 @@ class Runtime:
             await anyio.sleep(self._settings.restore_after_s + LEASE_S)
             lost_all = await self.bus.feed_id() != feed_id
             feed_id = await self.bus.feed_id()
+            source = f"runtime/{self.run_id}"
+            if lost_all:
+                await say_ended(self.bus, self._logs, self._log.newest, source=source)
             # What may still be queued is not queued again before the queue is empty.
             while unbegun := await self._record_what_ended():
                 if lost_all or not await self.bus.backlog(EPISODES_QUEUE):
                     for requested in unbegun:
+                        if lost_all:
+                            await say_lost(self.bus, requested, source=source)
                         await self._put(requested)
                     break
                 await anyio.sleep(LEASE_S)

@@ -35,6 +35,11 @@ class RunLog:
         self._last = 0
         self._appending = anyio.Lock()
 
+    @property
+    def newest(self) -> Sequence[Event]:
+        """The newest events, as many as are in memory."""
+        return tuple(self._known)
+
     async def append(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
         """Add events, and acknowledge mail.
 
