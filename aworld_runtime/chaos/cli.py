@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=120.0, help="of faults (default 120)")
     parser.add_argument("--seed", type=int, default=0, help="of the schedule (default 0)")
     parser.add_argument(
-        "--load", type=int, default=16, metavar="N", help="episodes at once (default 16)"
+        "--load", type=int, default=24, metavar="N", help="episodes at once (default 24)"
     )
     parser.add_argument("--faults", metavar="KIND,KIND", help="these kinds only (default: all)")
     parser.add_argument("--list", action="store_true", help="list the kinds of faults and exit")

@@ -1,7 +1,7 @@
 """The processes of a run that are clients of its bus; each writes its history.
 
     worker, tools     the product's own Worker and ToolWorker
-    archiver, janitor copy to the store, tidy the bus
+    archiver          copies to the store; beside it, the janitor tidies the bus, and restores what it lost
     submitter         keeps episodes coming, and owns the run's log
     sender, receiver  a lane of its own, for bursts and a consumer that is too slow (SIGUSR1: begin, SIGUSR2: end)
 
@@ -27,12 +27,13 @@ import anyio
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.chaos.history import History, recorded
-from aworld_runtime.chaos.submitter import Submitter
+from aworld_runtime.chaos.submitter import RESTORE_AFTER_S, Submitter
 from aworld_runtime.chaos.workload import TOOL, Measure
 from aworld_runtime.errors import BusUnavailableError
 from aworld_runtime.events import Event, ValueRecorded
 from aworld_runtime.messages import Data
 from aworld_runtime.nodes.archiver import Archiver
+from aworld_runtime.nodes.janitor import Janitor
 from aworld_runtime.nodes.owner import when_there_is_room
 from aworld_runtime.nodes.tool_worker import ToolWorker
 from aworld_runtime.nodes.worker import Worker
@@ -49,6 +50,7 @@ TAKE_S = 0.002
 SLOW = 100
 """Times as slow."""
 DRAIN_S = 60.0
+RETIRE_AFTER_S = 10.0
 KNOCK_S = 0.2
 
 logger = logging.getLogger(__name__)
@@ -118,14 +120,24 @@ async def _tools(me: Me) -> None:
 
 
 async def _archiver(me: Me) -> None:
-    async with open_store(me.place.store) as store, Archiver(me.bus, store) as archiver:
+    async with (
+        open_store(me.place.store) as store,
+        Archiver(me.bus, store) as archiver,
+        anyio.create_task_group() as tasks,
+    ):
+        janitor = Janitor(
+            me.bus, store, archiver, retire_after_s=RETIRE_AFTER_S, restore_after_s=RESTORE_AFTER_S
+        )
+        tasks.start_soon(janitor.run)
         await _terminated(me.signals)
         await archiver.drain(DRAIN_S)
+        tasks.cancel_scope.cancel()
 
 
 async def _submitter(me: Me) -> None:
-    submitter = Submitter(me.bus, me.place.run_id, outstanding=me.place.outstanding)
-    async with anyio.create_task_group() as tasks:
+    place = me.place
+    async with open_store(place.store) as store, anyio.create_task_group() as tasks:
+        submitter = Submitter(me.bus, store, place.run_id, outstanding=place.outstanding)
 
         async def stop() -> None:
             await _terminated(me.signals)

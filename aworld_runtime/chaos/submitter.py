@@ -1,48 +1,52 @@
 """Keeps episodes coming: so many at a time, until it is told to stop; then it waits for the rest.
 
 It owns the log of the run, as a trainer does: what workers report by mail enters that log in the append that
-acknowledges it. Where the bus comes back as another one (it lost its data), what it knows of its log is put back, and
-what has not ended is requested again: nobody else knows of a request that no worker has begun.
+acknowledges it. Where the server comes back without its data, what it knows of its log is put back, and what has not begun
+is requested again: nobody else knows of a request that no worker has begun.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import AsyncIterator, Sequence
 
 import anyio
 
-from aworld_runtime.bus.base import Bus, Mail, read_all
+from aworld_runtime.bus.base import LEASE_S, Bus, Mail
 from aworld_runtime.chaos.workload import request
-from aworld_runtime.errors import Fenced
 from aworld_runtime.events import (
     EpisodeFinished,
     Event,
     RunFinished,
     RunStarted,
 )
-from aworld_runtime.names import EPISODES_QUEUE, run_log
+from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
+from aworld_runtime.nodes.claim import restarts
+from aworld_runtime.nodes.logs import Logs
+from aworld_runtime.nodes.lost import say_ended, say_lost
 from aworld_runtime.nodes.owner import when_there_is_room
+from aworld_runtime.nodes.run_log import RunLog
+from aworld_runtime.store.base import Store
 
 logger = logging.getLogger(__name__)
-LOOK_S = 1.0
+RESTORE_AFTER_S = 6.0
+"""Seconds for owners to put their logs back, before the janitor restores the rest."""
 
 
 class Submitter:
     """Owner of the run `run_id`, with so many episodes `outstanding` at once."""
 
-    def __init__(self, bus: Bus, run_id: str, *, outstanding: int) -> None:
+    def __init__(self, bus: Bus, store: Store, run_id: str, *, outstanding: int) -> None:
         self._bus = bus
+        self._logs = Logs(bus, store)
         self._run_id = run_id
         self._most = outstanding
-        self._log = run_log(run_id)
-        self._known: list[Event] = []
+        self._log = RunLog(bus, store, run_id)
         self._outstanding: dict[str, Event] = {}
         self._changed = anyio.Event()
         self._stopping = False
         self._requested = 0
-        self._appending = anyio.Lock()
+        self._recording = anyio.Lock()
 
     def stop(self) -> None:
         """Request no more."""
@@ -51,13 +55,16 @@ class Submitter:
 
     async def run(self) -> None:
         """Until it was told to stop and every episode has ended."""
-        await self._append([Event.of(RunStarted(kind="chaos"), source=self._source)])
-        async with self._bus.mailbox(self._log) as mail, anyio.create_task_group() as tasks:
+        await self._log.append([Event.of(RunStarted(kind="chaos"), source=self._source)])
+        async with (
+            self._bus.mailbox(run_log(self._run_id)) as mail,
+            anyio.create_task_group() as tasks,
+        ):
             tasks.start_soon(self._receive, mail)
-            tasks.start_soon(self._watch_bus)
+            tasks.start_soon(self._watch_server)
             await self._submit()
             tasks.cancel_scope.cancel()
-        await self._append([Event.of(RunFinished(reason="stopped"), source=self._source)])
+        await self._log.append([Event.of(RunFinished(reason="stopped"), source=self._source)])
 
     @property
     def _source(self) -> str:
@@ -78,58 +85,53 @@ class Submitter:
         await when_there_is_room(lambda: self._bus.put(EPISODES_QUEUE, requested), who=self._source)
 
     async def _receive(self, mail: AsyncIterator[list[Mail]]) -> None:
-        seen: set[str] = set()
         async for batch in mail:
-            fresh = {m.event.id: m.event for m in batch if m.event.id not in seen}
-            seen |= fresh.keys()
-            if batch:
-                await self._append(list(fresh.values()), batch)
-            for event in fresh.values():
-                if isinstance(event.data, EpisodeFinished):
-                    self._outstanding.pop(event.episode_id or "", None)
+            await self._record([item.event for item in batch], batch)
+
+    async def _record(self, events: Sequence[Event], acks: Sequence[Mail] = ()) -> None:
+        """Enter the ends among them into the log, each once: they come at least once."""
+        async with self._recording:
+            ended = {
+                event.episode_id or "": event
+                for event in events
+                if isinstance(event.data, EpisodeFinished) and event.episode_id in self._outstanding
+            }
+            if ended or acks:
+                await self._log.append(list(ended.values()), acks=acks)
+            for episode_id in ended:
+                del self._outstanding[episode_id]
             self._changed.set()
 
-    async def _append(self, events: Sequence[Event], acks: Sequence[Mail] = ()) -> None:
-        async with self._appending:
-            while True:
-                try:
-                    await when_there_is_room(
-                        lambda: self._bus.append(self._log, len(self._known), events, acks=acks),
-                        who=self._source,
-                    )
-                    break
-                except Fenced:
-                    await self._put_back()
-            self._known += events
-
-    async def _put_back(self) -> None:
-        """Append again what the bus lost of the run's log.
-
-        Raises:
-            Fenced: it holds something else: somebody else owns it.
+    async def _watch_server(self) -> None:
+        """See to what a server that was restarted may have lost, as a runtime does: the run's log, requests that nobody
+        had begun, the news that an episode has ended. What has begun is its owner's business, then the janitor's.
         """
-        there = await read_all(self._bus, self._log)
-        lost = self._known[len(there) :]
-        if not lost or [e.id for e in there] != [e.id for e in self._known[: len(there)]]:
-            raise Fenced(
-                f"{self._log}: {len(there)} events on the bus, not those that were appended"
-            )
-        logger.warning("%s: the bus lost %d events; they are put back", self._log, len(lost))
-        await when_there_is_room(
-            lambda: self._bus.append(self._log, len(there), lost), who=self._source
-        )
+        feed_id = await self._bus.feed_id()
+        async for _ in restarts(self._bus):
+            await self._log.put_back()
+            await anyio.sleep(RESTORE_AFTER_S + LEASE_S)
+            lost_all = await self._bus.feed_id() != feed_id
+            feed_id = await self._bus.feed_id()
+            if lost_all:
+                await say_ended(self._bus, self._logs, self._log.newest, source=self._source)
+            # What may still be queued is not queued again before the queue is empty.
+            while unbegun := await self._record_what_ended():
+                if lost_all or not await self._bus.backlog(EPISODES_QUEUE):
+                    logger.warning("%d requests are put again", len(unbegun))
+                    for requested in unbegun:
+                        if lost_all:
+                            await say_lost(self._bus, requested, source=self._source)
+                        await self._put(requested)
+                    break
+                await anyio.sleep(LEASE_S)
 
-    async def _watch_bus(self) -> None:
-        """Request again what has not ended when the bus has become another one."""
-        known = await self._bus.feed_id()
-        while True:
-            await anyio.sleep(LOOK_S * random.uniform(0.5, 1.0))
-            now = await self._bus.feed_id()
-            if now != known:
-                known = now
-                logger.warning("another bus: %d requests are put again", len(self._outstanding))
-                async with self._appending:
-                    if await self._bus.last_seq(self._log) < len(self._known):
-                        await self._put_back()
-                for requested in list(self._outstanding.values()):
-                    await self._put(requested)
+    async def _record_what_ended(self) -> list[Event]:
+        """Of what is outstanding; returns the requests of those episodes that have no log."""
+        unbegun: list[Event] = []
+        for episode_id, requested in tuple(self._outstanding.items()):
+            log = episode_log(episode_id)
+            if last := await self._logs.last_seq(log):
+                await self._record(await self._logs.read(log, last, limit=1))
+            else:
+                unbegun.append(requested)
+        return unbegun

@@ -44,7 +44,7 @@ LARGE_EVERY = 37
 LARGE_BYTES = 90_000
 TOOL = "measure"
 CALL_S = 30.0
-MEASURE_S = 0.2
+MEASURE_S = 0.1
 """An episode lasts a few seconds, so that faults strike in its middle."""
 ANSWERS = (ToolReturned, ToolFailed, AnswerProposed)
 MISDEEDS = ("raises", "exits", "hangs", "blocks", "chatters", "unwritable", "too_large")

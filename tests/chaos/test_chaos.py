@@ -41,11 +41,12 @@ def chaos(*arguments: str, folder: Path) -> dict[str, Any]:
     [
         (1, "worker_killed,server_killed"),
         (2, "worker_killed,network_cut,network_half_open,poison"),
+        (7, "worker_killed,server_emptied"),
     ],
 )
 def test_healthy_work_comes_through(seed: int, kinds: str, tmp_path: Path) -> None:
     result = chaos(
-        "--seconds", "8", "--load", "4", "--seed", str(seed), "--faults", kinds, folder=tmp_path
+        "--seconds", "8", "--load", "6", "--seed", str(seed), "--faults", kinds, folder=tmp_path
     )
 
     assert result["violations"] == []
