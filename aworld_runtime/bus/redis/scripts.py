@@ -371,11 +371,14 @@ def join_command(keys: QueueKeys) -> Command:
 
 
 _HOLDS = """
-local function held(id)
-  local found = redis.pcall('XPENDING', KEYS[1], 'g', id, id, 1, ARGV[1])
-  return not found.err and found[1]
+local function held(first, last)
+  local deliveries = {}
+  local found = redis.pcall('XPENDING', KEYS[1], 'g', first, last, 1000000, ARGV[1])
+  for _, entry in ipairs(found.err and {} or found) do deliveries[entry[1]] = entry[4] end
+  return deliveries
 end
 """
+"""What the consumer ARGV[1] holds from an id to another: by id, how often it was delivered."""
 
 _LEAVE = Script(
     """
@@ -393,11 +396,12 @@ async def leave(link: Link, keys: QueueKeys, consumer: str) -> None:
 _RELEASE = Script(
     _HOLDS
     + """
+local mine = held('-', '+')
 for i = 2, #ARGV, 2 do
-  local entry = held(ARGV[i])
-  if entry then
+  local deliveries = mine[ARGV[i]]
+  if deliveries then
     redis.call('XCLAIM', KEYS[1], 'g', ARGV[1], 0, ARGV[i], 'IDLE', 86400000,
-      'RETRYCOUNT', entry[4] - ARGV[i + 1], 'JUSTID')
+      'RETRYCOUNT', deliveries - ARGV[i + 1], 'JUSTID')
   end
 end
 """
@@ -416,9 +420,9 @@ async def release(
 RENEW = (
     _HOLDS
     + """
-local lost = {}
+local mine, lost = held('-', '+'), {}
 for i = 3, #ARGV do
-  if not held(ARGV[i]) then
+  if not mine[ARGV[i]] then
     lost[#lost + 1] = ARGV[i]
   elseif ARGV[2] == '1' then
     redis.call('XCLAIM', KEYS[1], 'g', ARGV[1], 0, ARGV[i], 'JUSTID')
@@ -466,7 +470,7 @@ def ack(
 _STANDING = Script(
     _HOLDS
     + """
-if held(ARGV[2]) then return 'held' end
+if held(ARGV[2], ARGV[2])[ARGV[2]] then return 'held' end
 return #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2]) > 0 and 'taken' or 'gone'
 """
 )
@@ -482,7 +486,7 @@ _FAIL = Script(
     _NOW
     + _HOLDS
     + """
-if not held(ARGV[2]) then return 0 end
+if not held(ARGV[2], ARGV[2])[ARGV[2]] then return 0 end
 local body = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])[1][2][2]
 local deliveries, failures, wait, reason = ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
 if wait < 0 then
