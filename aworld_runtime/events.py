@@ -53,8 +53,8 @@ REFUSE_ABOVE = 8 * 1024 * 1024
 """Bytes above which an event is refused."""
 SURELY_FLAT = 100
 """Brackets up to which JSON can't be too deep to be read; nor, below `COMPRESS_ABOVE`, can a number be too long."""
-WRITTEN_KEPT = 256
-"""Events whose JSON is kept for a second use: at most 1 MiB."""
+WRITTEN_KEPT = 2048
+"""Events whose JSON is kept for a second use, the oldest given up first: at most 8 MiB."""
 
 StopReason = Literal[
     "answered",
@@ -597,7 +597,7 @@ class Registry:
         if len(body) > COMPRESS_ABOVE:
             return b"z" + zlib.compress(body, 1)
         if len(self._written) >= WRITTEN_KEPT:
-            self._written.clear()
+            del self._written[next(iter(self._written))]
         self._written[id(event)] = (event, body)
         return body
 
