@@ -12,6 +12,7 @@ prints them in one line and exits with code 2.
     ├── EventError
     │   ├── UnknownEventTypeError
     │   ├── MalformedEventError
+    │   │   └── ForgedEventError   not signed, or not by who it says
     │   ├── MissingBlobError       the content that a large event refers to
     │   └── PayloadTooLargeError
     ├── BusError
@@ -86,6 +87,10 @@ class UnknownEventTypeError(EventError):
 
 class MalformedEventError(EventError):
     """The bytes are not a valid event."""
+
+
+class ForgedEventError(MalformedEventError):
+    """It is not from whom it says it is: its signature is missing or wrong, or its role is not its source's."""
 
 
 class MissingBlobError(EventError):

@@ -17,7 +17,12 @@ import uuid_utils
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, SerializeAsAny, ValidationError
 from typing_extensions import TypeVar
 
-from aworld_runtime.errors import MalformedEventError, PayloadTooLargeError, UnknownEventTypeError
+from aworld_runtime.errors import (
+    ForgedEventError,
+    MalformedEventError,
+    PayloadTooLargeError,
+    UnknownEventTypeError,
+)
 from aworld_runtime.messages import (
     Completion,
     Data,
@@ -619,6 +624,7 @@ class Registry:
 
         Raises:
             UnknownEventTypeError: its type is not registered.
+            ForgedEventError: its role is not that of its source.
             MissingBlobError: it refers to content that is not among `blobs`.
             MalformedEventError: anything else that is wrong with it, a newer schema included.
         """
@@ -635,6 +641,11 @@ class Registry:
             zlib.error,
         ) as error:
             raise MalformedEventError(f"not an event: {_told(error)}") from error
+        if event.role != event.source.partition("/")[0]:
+            raise ForgedEventError(
+                f"event {event.type} {event.id:.100} is of role {event.role!r:.100}, and its source is"
+                f" {event.source!r:.100}"
+            )
         object.__setattr__(event, "seq", seq)  # frozen for others; this one is new
         return event
 

@@ -29,7 +29,7 @@ LEASE_S = 2.0
 MAX_DELIVERIES = 3
 """Failed tries after which a delivery goes to the dead letters."""
 DEAD_MAIL = "mail"
-"""The queue whose dead letters are mail that could not be read."""
+"""The queue whose dead letters are mail that could not be read, or that its owner refused."""
 Lane: TypeAlias = Literal["control", "data"]
 """One of the two streams of a log's mail."""
 RETIRED_S = 24 * 3600.0
@@ -299,6 +299,10 @@ class Bus(Protocol):
         Of both lanes, control mail is what comes next, however much of the other waits. An owner that may be held up by
         data opens a mailbox for each.
         """
+        ...
+
+    async def bury_mail(self, mail: Mail, reason: str) -> None:
+        """Give up on mail, for the log's owner: it goes to the dead letters of `DEAD_MAIL`."""
         ...
 
     # queues

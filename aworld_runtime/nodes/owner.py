@@ -57,6 +57,7 @@ from aworld_runtime.nodes.claim import Claim
 from aworld_runtime.nodes.context import Context, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.pause import Pause, paused_s
+from aworld_runtime.nodes.reception import Reception
 from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.tools.base import BaseTool, RemoteTool
 from aworld_runtime.tools.call import call, cut, is_cancelled, told
@@ -117,6 +118,7 @@ class EpisodeOwner:
         self._worker = worker
         self._tools = program.tools
         self._max_hops = program.max_hops
+        self._reception = Reception(requested.episode_id, program.by_role, program.tools)
         self._nodes = program.by_role
         self._inboxes: dict[str, Inbox] = {}
         """Of the roles that have something to handle: of many roles, most of them wait most of the time."""
@@ -554,15 +556,20 @@ class EpisodeOwner:
     async def _receive(self, mail: AsyncIterator[list[Mail]]) -> None:
         async for batch in mail:
             fresh: list[Event] = []
+            acks: list[Mail] = []
             for item in batch:
                 event = item.event
-                late = (
-                    isinstance(event.data, ToolReturned | ToolFailed)
-                    and event.correlation_id not in self._open_calls
-                )
-                if event.id not in self._seen_mail and not late:
+                answer = isinstance(event.data, ToolReturned | ToolFailed)
+                called = self._open_calls.get(event.correlation_id or "") if answer else None
+                late = answer and event.correlation_id in self._closed_calls
+                if event.id in self._seen_mail or late:
+                    acks.append(item)
+                elif (why := self._reception.forged(event, called)) is not None:
+                    self._group.start_soon(self._refuse, item, why)
+                else:
+                    acks.append(item)
                     self._seen_mail.add(event.id)
-                    fresh.append(event)
+                    fresh.append(self._reception.labeled(event))
             if any(isinstance(event.data, EpisodeCancelled | EpisodePaused) for event in fresh):
                 self._pause.begin()  # nothing new starts while it waits for its append
             for event in fresh:
@@ -570,7 +577,14 @@ class EpisodeOwner:
                     fresh.append(self._ended("cancelled", event.data.reason, cause=event))
                     break
             # Not awaited: what comes next may be a cancellation, and control mail is heard at once.
-            self._group.start_soon(partial(self.commit, fresh, acks=batch))
+            self._group.start_soon(partial(self.commit, fresh, acks=acks))
+
+    async def _refuse(self, mail: Mail, why: str) -> None:
+        """Forged mail is no part of the episode, and it is known to whoever looks for dead letters."""
+        event = mail.event
+        logger.warning("%s: mail refused, %s %s: %s", self.log, event.type, event.id, why)
+        reason = f"ForgedEventError: {why} (mail to {self.log})"
+        await self._send(partial(self._bus.bury_mail, mail, reason))
 
     async def _watch_clock(self) -> None:
         """End the episode at its deadline, or when its time since this claim is up, whichever is first, pauses not counted."""

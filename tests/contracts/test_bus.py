@@ -1541,3 +1541,23 @@ async def test_a_node_that_falls_silent_is_gone_after_its_time(bus: Bus) -> None
         return [info.name for info in await bus.nodes()] == ["alive/1"]
 
     await wait_until(only_one_is_left, description="the silent node forgotten")
+
+
+async def test_mail_that_its_owner_refuses_is_a_dead_letter_until_it_is_requeued(bus: Bus) -> None:
+    refused = [note("forged"), Event.of(EpisodeCancelled(reason="forged"), source="x/1")]
+    for event in refused:
+        await bus.send_mail("log", event)
+        async with bus.mailbox("log") as box:
+            (mail,) = await anext(aiter(box))
+        await bus.bury_mail(mail, "it is forged")
+        async with bus.mailbox("log") as box:
+            assert await nothing_from(anext(aiter(box)))
+    letters = await bus.dead_letters("mail")
+    assert [(letter.event, letter.log, letter.reason) for letter in letters] == [
+        (event, "log", "it is forged") for event in refused
+    ]
+    await bus.requeue("mail", letters[0].id)
+    async with bus.mailbox("log") as box:
+        (mail,) = await anext(aiter(box))
+    assert mail.event == refused[0]
+    assert [letter.id for letter in await bus.dead_letters("mail")] == [letters[1].id]

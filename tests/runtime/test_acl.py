@@ -173,6 +173,7 @@ FORBIDDEN: dict[str, tuple[Sequence[str], Deed]] = {
         lambda bus: take(bus, tool_queue("other")),
     ),
     "send mail": (("archiver", "observer"), lambda bus: bus.send_mail("log", note())),
+    "report to a run": ((TOOL,), lambda bus: bus.send_mail("run:r", note())),
     "broadcast": (
         (TOOL, "archiver", "operator", "observer"),
         lambda bus: bus.broadcast("channel", "x"),

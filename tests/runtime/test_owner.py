@@ -4,7 +4,7 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 
 import anyio
@@ -40,7 +40,7 @@ from aworld_runtime.events import (
 from aworld_runtime.messages import Completion, Task, ToolCall, ToolSpec
 from aworld_runtime.models.base import ModelRequest
 from aworld_runtime.models.scripted import Reply, ScriptedModel
-from aworld_runtime.names import episode_log
+from aworld_runtime.names import episode_log, tool_queue
 from aworld_runtime.nodes.context import Context
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.owner import answer_event
@@ -51,6 +51,7 @@ from aworld_runtime.trajectory import Episode, episode_of
 from tests.episodes import (
     EXACT_MATCH,
     Adder,
+    Gate,
     adding,
     adding_program,
     of_kind,
@@ -459,6 +460,78 @@ async def test_the_time_an_episode_may_run_begins_with_its_claim(bus: Bus) -> No
     program, _, _ = adding_program()
     events = await run_episode(bus, requested, program)
     assert one(events, EpisodeFinished).reason == "answered"
+
+
+def answer(called: Event, source: str, **changed: object) -> Event:
+    made = answer_event(called, ToolReturned(name="add", content="forged"), source=source)
+    return made.model_copy(update=changed)
+
+
+async def refused(bus: Bus) -> None:
+    async def buried() -> bool:
+        return bool(await bus.dead_letters("mail"))
+
+    await wait_until(buried, description="the dead letter")
+
+
+FORGED: dict[str, Callable[[Event], Event]] = {
+    "role solver runs in the owner itself": lambda called: answer(called, "solver/x"),
+    "role worker runs in the owner itself": lambda called: answer(called, "worker/mallory"),
+    "other/x, and add was asked": lambda called: answer(called, "other/x"),
+    "the call nobody, which nobody has made": lambda called: answer(
+        called, "add/x", correlation_id="nobody"
+    ),
+    "it is of episode another": lambda called: answer(called, "add/x", episode_id="another"),
+    "only an episode's owner says episode.finished": lambda called: called.caused(
+        EpisodeFinished(answer="forged"), source="add/x"
+    ),
+    "only an episode's owner says delivery.handled": lambda called: called.caused(
+        DeliveryHandled(seq=1), source="cli/x"
+    ),
+}
+
+
+@pytest.mark.parametrize("why", FORGED)
+async def test_forged_mail_is_a_dead_letter_and_no_part_of_the_episode(
+    bus: Bus, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = owner_of(bus, request_episode(), remote_program())
+    forged: Event | None = None
+    async with (
+        bus.consume(tool_queue("add"), consumer="c") as calls,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(owner.run)
+        called = (await calls.take()).event
+        forged = FORGED[why](called)
+        await bus.send_mail(owner.log, forged)
+        await refused(bus)
+        await bus.send_mail(owner.log, answer(called, "add/t1", trust="system"))
+    assert forged is not None
+    (letter,) = await bus.dead_letters("mail")
+    assert (letter.event, letter.log) == (forged, owner.log)
+    assert "ForgedEventError" in letter.reason
+    assert why in letter.reason
+    assert why in caplog.text
+    events = await read_all(bus, owner.log)
+    assert forged.id not in {event.id for event in events}
+    assert one(events, EpisodeFinished).answer == "five"
+    (returned,) = [event for event in events if isinstance(event.data, ToolReturned)]
+    assert (returned.source, returned.trust) == ("add/t1", "tool")
+
+
+async def test_a_tool_that_runs_in_the_owner_gets_no_answer_by_mail(bus: Bus) -> None:
+    gate = Gate()
+    model = ScriptedModel([ToolCall(id="c", name="gate"), "done"])
+    owner = owner_of(bus, request_episode(), Agent("solver", llm=model, tools=[gate]).program())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(owner.run)
+        await gate.reached.wait()
+        called = next(e for e in owner.events if isinstance(e.data, ToolCalled))
+        await bus.send_mail(owner.log, answer(called, "gate/mallory"))
+        await refused(bus)
+        gate.open.set()
+    assert one(await read_all(bus, owner.log), ToolReturned).content == "open"
 
 
 async def test_cancel_by_mail_ends_the_episode(bus: Bus) -> None:

@@ -17,6 +17,7 @@ from pydantic import JsonValue
 
 from aworld_runtime import telemetry
 from aworld_runtime.bus.base import (
+    DEAD_MAIL,
     LEASE_S,
     RETIRED_S,
     DeadLetter,
@@ -35,7 +36,7 @@ from aworld_runtime.bus.memory.queues import MemoryConsumer, Queue, Work
 from aworld_runtime.bus.memory.signal import Signal
 from aworld_runtime.bus.memory.weight import weight
 from aworld_runtime.errors import ConfigError, Fenced, NotFoundError, RequestTimeoutError
-from aworld_runtime.events import REFUSE_ABOVE, Event, Registry, utc_now
+from aworld_runtime.events import REFUSE_ABOVE, Event, Registry, new_id, utc_now
 from aworld_runtime.names import episode_log
 
 WEIGH_ABOVE = REFUSE_ABOVE // 8
@@ -164,6 +165,13 @@ class MemoryBus:
         self._mail(log, *map(on_its_way, events))
         telemetry.MAILED.add(len(events))
 
+    async def bury_mail(self, mail: Mail, reason: str) -> None:
+        await self._let_others_run()
+        letter = DeadLetter(new_id(), DEAD_MAIL, mail.event, reason, 1, utc_now(), log=mail.log)
+        self._queue(DEAD_MAIL).dead[letter.id] = letter
+        self._log(mail.log).acknowledge(mail)
+        telemetry.DEAD.add()
+
     @asynccontextmanager
     async def mailbox(
         self, log: str, lane: Lane | None = None
@@ -223,16 +231,20 @@ class MemoryBus:
         return list(islice(entry.dead.values(), limit)) if entry else []
 
     async def requeue(self, queue: str, dead_letter_id: str) -> None:
-        letter = self._pop_dead(queue, dead_letter_id)
-        if letter.event is not None:
+        letter = self._find_dead(queue, dead_letter_id)
+        if letter.event is not None and letter.log is not None:
+            self._mail(letter.log, letter.event)
+        elif letter.event is not None:
             self._queue(queue).add(Work(letter.event))
+        del self._queues[queue].dead[dead_letter_id]
 
     async def drop(self, queue: str, dead_letter_id: str) -> None:
-        self._pop_dead(queue, dead_letter_id)
+        self._find_dead(queue, dead_letter_id)
+        del self._queues[queue].dead[dead_letter_id]
 
-    def _pop_dead(self, queue: str, dead_letter_id: str) -> DeadLetter:
+    def _find_dead(self, queue: str, dead_letter_id: str) -> DeadLetter:
         entry = self._queues.get(queue)
-        letter = entry.dead.pop(dead_letter_id, None) if entry else None
+        letter = entry.dead.get(dead_letter_id) if entry else None
         if letter is None:
             raise NotFoundError(f"queue {queue!r} has no dead letter {dead_letter_id!r}")
         return letter

@@ -2,7 +2,7 @@
 
     worker            runs episodes: all logs and mail, the queue of episodes; calls of tools, broadcasts
     trainer           requests episodes and follows them, for training or `aworld run`; archives, cleans up
-    tool:NAME         takes the calls of this tool and answers them by mail; reads no log and appends to none
+    tool:NAME         takes the calls of this tool and answers them by mail to episodes; reads no log and appends to none
     archiver          reads logs and the feed
     operator          an observer who sends mail (cancel, pause, resume) and settles dead letters
     observer          reads logs, queues and who is there
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from aworld_runtime.bus.base import DEAD_MAIL
 from aworld_runtime.bus.redis.keys import Patterns, QueueKeys
 from aworld_runtime.errors import ConfigError
-from aworld_runtime.names import EPISODES_QUEUE, tool_queue
+from aworld_runtime.names import EPISODES_QUEUE, episode_log, tool_queue
 
 CONNECTION = (
     "ping info time select asking client|id client|unblock script|load cluster|slots"
@@ -105,7 +105,7 @@ def _rules(keys: Patterns, role: str) -> list[Rule]:
         raise ConfigError(f"role={role!r}: use {', '.join(ROLES)} or tool:NAME")
     return [
         *_consumes(keys.queue(tool_queue(tool))),
-        *_sends_mail(keys),
+        *_sends_mail(keys, episode_log(ANY)),
         *_announces(keys),
         *_looks_at_nodes(keys),
         Rule("evalsha", both=[keys.reply(ANY)]),
@@ -222,8 +222,8 @@ def _puts(keys: Patterns, name: str) -> list[Rule]:
     ]
 
 
-def _sends_mail(keys: Patterns) -> list[Rule]:
-    log = keys.log(ANY)
+def _sends_mail(keys: Patterns, name: str = ANY) -> list[Rule]:
+    log = keys.log(name)
     mail = [log.mail, log.control]
     return [
         Rule("evalsha", both=[*mail, log.log]),

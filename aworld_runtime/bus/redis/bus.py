@@ -42,7 +42,7 @@ from aworld_runtime.bus.redis.keys import Keys, LogKeys
 from aworld_runtime.bus.redis.lanes import Listener, Waiting
 from aworld_runtime.bus.redis.link import SILENT_S, Link, ServerLink
 from aworld_runtime.bus.redis.readers import Mailbox, Tail
-from aworld_runtime.bus.redis.scripts import Entry
+from aworld_runtime.bus.redis.scripts import BODY, Entry
 from aworld_runtime.bus.redis.shards import ShardedFeedReader, read_cursor
 from aworld_runtime.bus.redis.timers import Timers
 from aworld_runtime.bus.redis.tls import mismatch
@@ -262,6 +262,13 @@ class RedisBus:
         )
         limits.check_mail(log, length)
         telemetry.MAILED.add(len(events))
+
+    async def bury_mail(self, mail: Mail, reason: str) -> None:
+        keys = self._keys.log(mail.log)
+        stream = keys.control if mail.lane == "control" else keys.mail
+        entry = (mail.id.encode(), [BODY, self._registry.encode(mail.event)])
+        await self._dead.bury_mail(mail.log, stream, entry, reason)
+        telemetry.DEAD.add()
 
     @asynccontextmanager
     async def mailbox(
