@@ -1386,6 +1386,11 @@ async def test_nobody_works_for_a_caller_that_gave_up(bus: Bus) -> None:
         await bus.request("echo", note("hello?"), timeout_s=0.4)
     async with bus.consume("echo", consumer="server") as consumer:
         assert await nothing_from(consumer.take())
+
+        async def is_dead() -> bool:
+            return bool(await bus.dead_letters("echo"))
+
+        await wait_until(is_dead, DEADLINE_S, "the request is among the dead letters")
     (letter,) = await bus.dead_letters("echo")
     assert "has passed" in letter.reason
 
