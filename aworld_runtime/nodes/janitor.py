@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import takewhile
 
@@ -42,6 +42,8 @@ QUIET_S = 1.0
 """A feed that says nothing for so long has been read to its end."""
 PAGE = 256
 LOGS_AT_ONCE = 32
+SEEN_RECENTLY = timedelta(minutes=10)
+"""A server that lost its data is back sooner; later, another one may have its address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,9 @@ class Janitor:
         self._lost: list[str] = []
         """Feeds whose server has lost them, and whose episodes are yet to be restored."""
         self._noticed = bus.now()
+        self._place = f"{self.name}@{bus.url}"
+        """Where the store says which feed the bus has."""
+        self._written = datetime.min.replace(tzinfo=UTC)
         archiver.listeners.append(self._note)
 
     async def run(self) -> None:
@@ -114,6 +119,8 @@ class Janitor:
             seconds=self._restore_after_s
         ):
             await self._restore_all(feed_id)
+        if not self._lost:
+            await self._write_down(feed_id)
         await self._retire_due()
         await self._trim(feed_id)
 
@@ -128,11 +135,13 @@ class Janitor:
 
     async def _begin(self, feed_id: str) -> None:
         """On a feed that it does not know yet: what has ended there, and was not retired by the last janitor."""
-        if self._feed_id is not None:
-            self._lost.append(self._feed_id)
+        last = self._feed_id or await self._last_seen()
+        if last not in (None, feed_id):
+            self._lost.append(last)
             self._noticed = self._bus.now()
             self._ended.clear()
             self._feed_id = None
+            self._written = datetime.min.replace(tzinfo=UTC)
         found: dict[str, Ended] = {}
         end = self._archiver.cursor
         after = self._marked = await self._store.cursor(f"{self.name}@{feed_id}") or "0"
@@ -151,6 +160,20 @@ class Janitor:
                 found |= self._waiting(ended, before)
         self._ended = found | self._ended
         self._feed_id = feed_id
+
+    async def _last_seen(self) -> str | None:
+        """The feed that another janitor of this bus was on a short while ago: it may have died with the server's data."""
+        feed_id, _, time = (await self._store.cursor(self._place) or "").partition(" ")
+        if not time or self._bus.now() - datetime.fromisoformat(time) > SEEN_RECENTLY:
+            return None
+        return feed_id
+
+    async def _write_down(self, feed_id: str) -> None:
+        """For the next janitor. What is inside one process needs none: it ends with the process."""
+        now = self._bus.now()
+        if now - self._written >= SEEN_RECENTLY / 10 and not self._bus.url.startswith("memory:"):
+            await self._store.set_cursor(self._place, f"{feed_id} {now.isoformat()}")
+            self._written = now
 
     async def _end(self, log: str) -> int:
         """Seq of the event that ended it, the last on the bus and in the store; 0 where there is none."""

@@ -321,6 +321,26 @@ async def test_an_episode_whose_owner_died_with_the_servers_data_is_restored_and
         tasks.cancel_scope.cancel()
 
 
+async def test_a_janitor_that_comes_after_the_loss_restores_what_the_last_one_knew_of(
+    server: PrivateServer, store: Store
+) -> None:
+    gate = Gate()
+    gate.open.set()
+    async with open_bus(server.url) as bus, anyio.create_task_group() as tasks:
+        async with kept_clean(bus, store), begun(bus, store, gate) as (requested, before):
+
+            async def written_down() -> bool:
+                return await store.cursor(f"janitor@{bus.url}") is not None
+
+            await wait_until(written_down, description="the feed's name in the store")
+        await restart_empty(server)
+        async with kept_clean(bus, store, retire_after_s=60.0):
+            tasks.start_soon(Worker(bus, name="w", programs={"local:test": gated(gate)}).run)
+            after = await ended(bus, store, episode_log(requested.episode_id or ""))
+            assert after[len(before)].data == LogRestored(at=len(before))
+        tasks.cancel_scope.cancel()
+
+
 async def test_what_nobody_can_run_from_its_log_ends_with_the_loss(
     server: PrivateServer, store: Store
 ) -> None:
