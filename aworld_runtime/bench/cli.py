@@ -86,7 +86,7 @@ def _add_bus(parser: argparse.ArgumentParser) -> None:
         ("events", 200_000, "of the throughput phase"),
         ("roles", 10, "each with a queue and a consumer"),
         ("episodes", 1000, "at once, each with a log and an owner"),
-        ("batch", 20, "most events in one append and one put"),
+        ("batch", 100, "most events in one append and one put"),
         ("rate", 1000, "events per second of the latency phase"),
     )
     for name, default, text in numbers:

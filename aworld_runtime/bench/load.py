@@ -30,9 +30,9 @@ class Load(Data):
     roles: int = 10
     episodes: int = 1000
     """At once."""
-    batch: int = 20
+    batch: int = 100
     """Events in one append and in one put, at most."""
-    publishers: int = 64
+    publishers: int = 16
     """Owners that are in a call at once."""
     take: int = 200
     """Deliveries taken and acknowledged at once, at most."""
