@@ -70,6 +70,16 @@ class Claim:
             raise Fenced(f"the bus lost the claim on {self._log}; it is queued again")
         raise Fenced(f"the claim on {self._log} has gone to another worker")
 
+    async def expect(self) -> None:
+        """Before an empty log is begun. A worker that was stopped while the server lost its data has seen a claim that is
+        no more; of the log, others or the store may know more.
+
+        Raises:
+            Fenced: it isn't held. Nothing is queued: whoever wants the episode requests it again.
+        """
+        if self._delivery is not None and await self._delivery.standing() != "held":
+            raise Fenced(f"the claim on {self._log}, which is empty, is no longer held")
+
     async def put_back(self, known: Sequence[Event]) -> bool:
         """Append again what the server lost of the log; whether that was why an append was refused.
 

@@ -136,7 +136,7 @@ class Janitor:
     async def _begin(self, feed_id: str) -> None:
         """On a feed that it does not know yet: what has ended there, and was not retired by the last janitor."""
         last = self._feed_id or await self._last_seen()
-        if last not in (None, feed_id):
+        if last not in (None, feed_id, *self._lost):
             self._lost.append(last)
             self._noticed = self._bus.now()
             self._ended.clear()

@@ -263,6 +263,7 @@ class EpisodeOwner:
                     *self._given_up(past),
                 ]
             else:
+                await self._claim.expect()
                 claimed = self._event(EpisodeClaimed(worker=self._worker))
                 subscribed = self._event(self._subscribed)
                 opening = [self._requested, claimed, subscribed]

@@ -114,6 +114,22 @@ async def test_an_owner_that_appends_to_a_lost_log_loses_nothing(server: Private
         tasks.cancel_scope.cancel()
 
 
+async def test_no_log_is_begun_on_a_claim_that_the_server_lost(server: PrivateServer) -> None:
+    """As a worker has it that was stopped before it began, and goes on after the server came back without its data."""
+    async with (
+        open_bus(server.url) as bus,
+        bus.consume(EPISODES_QUEUE, consumer="w") as consumer,
+    ):
+        await bus.put(EPISODES_QUEUE, request_episode())
+        delivery = await consumer.take()
+        claim = Claim(bus, "log", delivery.event, delivery)
+        await claim.expect()
+        await restart_empty(server)
+        with pytest.raises(Fenced, match="no longer held"):
+            await claim.expect()
+        assert await bus.backlog(EPISODES_QUEUE) == 0
+
+
 async def test_two_owners_of_one_lost_log_put_back_what_each_knows(server: PrivateServer) -> None:
     """One was stopped and taken over: it knows the beginning, the other all."""
     async with open_bus(server.url) as bus:
