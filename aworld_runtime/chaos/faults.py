@@ -19,7 +19,9 @@ from aworld_runtime.chaos.proxy import Mode
 from aworld_runtime.chaos.stage import Stage, faketime_library
 from aworld_runtime.chaos.workload import MISDEEDS, request
 from aworld_runtime.events import Event, Registry
-from aworld_runtime.names import EPISODES_QUEUE
+from aworld_runtime.names import EPISODES_QUEUE, episode_log
+from aworld_runtime.nodes.logs import Logs
+from aworld_runtime.nodes.lost import say_lost
 from aworld_runtime.nodes.owner import when_there_is_room
 
 HOUR_S = 3600
@@ -32,8 +34,8 @@ class Injector:
     """Injects the faults of a schedule. `bus` goes past the proxy."""
 
     def __init__(self, stage: Stage, bus: Bus, active: Callable[[], list[str]]) -> None:
-        self.requested: dict[str, str] = {}
-        """Episodes that misbehave, and what they do."""
+        self.requested: dict[str, Event] = {}
+        """The requests of episodes that misbehave, by episode."""
         self._stage = stage
         self._bus = bus
         self._active = active
@@ -44,6 +46,13 @@ class Injector:
     async def inject(self, fault: Fault) -> None:
         """Do it, and heal it; returns when it is over. It heals however this ends."""
         await FAULTS[fault.kind](self, fault)
+
+    async def request_again(self, logs: Logs) -> None:
+        """What a server lost altogether: whoever requested something, as this did, says so and requests it again."""
+        for episode_id, event in self.requested.items():
+            if not await logs.last_seq(episode_log(episode_id)):
+                await say_lost(self._bus, event, source=event.source)
+                await self._bus.put(EPISODES_QUEUE, event)
 
     def why_not(self, kind: str) -> str:
         """The reason that a kind can't be had here; empty where it can."""
@@ -219,7 +228,7 @@ class Injector:
 
     def _villain(self, fault: Fault, deed: str) -> Event:
         event = request(self._stage.place.run_id, f"{deed}-{fault.at:.2f}", deed)
-        self.requested[event.episode_id or ""] = deed
+        self.requested[event.episode_id or ""] = event
         return event
 
     @asynccontextmanager

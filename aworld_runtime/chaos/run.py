@@ -21,11 +21,13 @@ from aworld_runtime.chaos import checker, takeover
 from aworld_runtime.chaos.checker import Evidence, Log, Stored, Violation
 from aworld_runtime.chaos.faults import Injector
 from aworld_runtime.chaos.history import HistoryReader, Operation, checksum
+from aworld_runtime.chaos.part import LANE
 from aworld_runtime.chaos.plan import KINDS, Fault, schedule
 from aworld_runtime.chaos.stage import Stage, on_stage, until
 from aworld_runtime.chaos.workload import answer_of
 from aworld_runtime.events import EpisodeFinished, Event, Registry
 from aworld_runtime.names import episode_of_log
+from aworld_runtime.nodes.logs import Logs
 from aworld_runtime.nodes.marker import is_marker
 from aworld_runtime.store.base import Store
 from aworld_runtime.store.open import open_store
@@ -35,6 +37,8 @@ logger = logging.getLogger(__name__)
 PROGRESS_S = 5.0
 GRACE_S = 90.0
 """For every episode to end once everything is healed."""
+RESTORED_S = 12.0
+"""For what the server lost to be restored, if it was lost at the very end."""
 DRAIN_S = 60.0
 MOST_TAKEOVER_S = 3.0
 PAGE = 2000
@@ -127,6 +131,10 @@ class _Run:
         self._say("everything is healed; the episodes end now")
         self._stage.terminate("submitter")
         self._stage.terminate("sender")
+        if any(blow.kind == "server_emptied" for blow in self._stage.blows):
+            await anyio.sleep(RESTORED_S)
+            async with open_store(self._stage.place.store) as store:
+                await self._injector.request_again(Logs(self._bus, store))
         await until(self._all_ended, GRACE_S)
         self._stage.terminate("archiver")
         await until(lambda: self._stage.ended("archiver"), DRAIN_S)
@@ -241,14 +249,19 @@ class _Run:
         return [episode for episode in recent if episode is not None and episode not in ended]
 
     async def _all_ended(self) -> bool:
-        """The submitter ends when every episode of its has; those that misbehave are asked for themselves."""
+        """The submitter ends when all of its episodes have ended; what is restored after that ends once more."""
         if not self._stage.ended("submitter"):
             return False
-        for episode in self._injector.requested:
-            events = await self._bus.read(f"episode:{episode}", limit=100_000)
-            if events and not isinstance(events[-1].data, EpisodeFinished):
-                return False
-        return await self._bus.backlog("chaos-lane") == 0
+        self._read_histories()
+        appends = {op.target for op in self._operations() if _acked(op)}
+        async with open_store(self._stage.place.store) as store:
+            logs = Logs(self._bus, store)
+            for log in appends:
+                last = await logs.last_seq(log) if episode_of_log(log) else 0
+                newest = await logs.read(log, last, limit=1) if last else []
+                if newest and not isinstance(newest[0].data, EpisodeFinished):
+                    return False
+        return await self._bus.backlog(LANE) == 0
 
     async def _stored(self, where: Bus | Store, log: str) -> dict[int, Stored]:
         found: dict[int, Stored] = {}
