@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError
@@ -18,6 +20,11 @@ class Settings(BaseSettings):
 
     bus: str = "memory://"
     """URL of the event bus."""
+    bus_key: SecretStr | None = None
+    """Signs events on the bus: at least 16 random characters, or what `aworld acl` prints for a role. Several, with commas
+    between: the first signs, all verify."""
+    bus_key_file: Path | None = None
+    """The same in a file, one a line."""
     store: str = "sqlite:///.aworld/aworld.db"
     """URL of the store."""
     retire_after_s: float = 60.0
@@ -44,6 +51,21 @@ class Settings(BaseSettings):
             return cls()
         except ValidationError as error:
             raise _named(error, "AWORLD_") from None
+
+    @property
+    def bus_keys(self) -> tuple[str, ...]:
+        """The keys for `open_bus`, the one that signs first.
+
+        Raises:
+            ConfigError: the file can't be read.
+        """
+        text = self.bus_key.get_secret_value() if self.bus_key is not None else ""
+        if self.bus_key_file is not None:
+            try:
+                text += "\n" + self.bus_key_file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"AWORLD_BUS_KEY_FILE={self.bus_key_file}: {error}") from error
+        return tuple(key for key in re.split(r"[,\s]+", text) if key)
 
     @property
     def llm(self) -> ModelDefaults:

@@ -31,3 +31,8 @@ def run_of_log(log: str) -> str | None:
 def tool_queue(name: str) -> str:
     """Where calls of the tool `name` wait for a tool worker."""
     return f"{_TOOL}{name}"
+
+
+def tool_of_queue(queue: str) -> str | None:
+    """The tool whose calls the queue holds; None for another kind of queue."""
+    return queue.removeprefix(_TOOL) if queue.startswith(_TOOL) else None

@@ -89,7 +89,7 @@ class Runtime:
     ) -> None:
         settings = Settings.from_env()
         registry = Registry()
-        self.bus: Bus = open_bus(bus or settings.bus, registry)
+        self.bus: Bus = open_bus(bus or settings.bus, registry, keys=settings.bus_keys)
         self.store: Store = open_store(store or settings.store, registry)
         self.run_id = f"{utc_now():%Y%m%d-%H%M%S}-{token_hex(3)}"
         self._settings = settings

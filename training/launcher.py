@@ -100,7 +100,7 @@ class Launcher:
         """
         async with AsyncExitStack() as stack:
             url = self._config.bus or await self._private_bus(stack)
-            bus = await stack.enter_async_context(open_bus(url))
+            bus = await stack.enter_async_context(open_bus(url, keys=Settings.from_env().bus_keys))
             store = await stack.enter_async_context(open_store(self._store))
             log = run_log(self._run_id)
             await expect_on_bus(bus, store, log)

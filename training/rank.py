@@ -179,7 +179,7 @@ async def train(folder: RunFolder, learner: Learner) -> None:
         max_tokens=task.max_tokens,
         timeout_s=config.episode_timeout_s,
     )
-    async with open_bus(wiring.bus) as bus:
+    async with open_bus(wiring.bus, keys=Settings.from_env().bus_keys) as bus:
 
         async def archived(log: str) -> list[Event]:
             """Opened when it is needed: a store that is away stops no training."""

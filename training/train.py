@@ -228,7 +228,7 @@ async def _reach(config: TrainConfig) -> None:
                 pass
             if bus is not None:
                 asked = bus
-                async with open_bus(bus):
+                async with open_bus(bus, keys=Settings.from_env().bus_keys):
                     pass
     except (BusUnavailableError, StoreError) as error:
         raise ConfigError(str(error)) from error

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.events import Registry
+from aworld_runtime.signatures import Signer
 from aworld_runtime.urls import shown
 
 SCHEMES = ("memory", "redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
 
 
-def open_bus(url: str, registry: Registry | None = None) -> Bus:
+def open_bus(url: str, registry: Registry | None = None, *, keys: Sequence[str] = ()) -> Bus:
     """The bus at `url`, to be entered with `async with`. Connects on entry.
 
+    With `keys` (`Settings.bus_keys`) events are signed, and only signed ones are read; `memory://` needs none.
+
     Raises:
-        ConfigError: a scheme that isn't known, or the extra it needs isn't installed.
+        ConfigError: a scheme that isn't known, the extra it needs isn't installed, or a key that is none.
     """
     scheme = urlsplit(url).scheme
     registry = registry or Registry()
@@ -32,7 +36,7 @@ def open_bus(url: str, registry: Registry | None = None) -> Bus:
                 raise ConfigError(
                     f"bus {shown(url)!r} needs the extra 'redis': pip install 'aworld-rt[redis]'"
                 ) from error
-            return RedisBus(url, registry)
+            return RedisBus(url, registry, Signer(keys) if keys else None)
         case _:
             raise ConfigError(
                 f"bus={shown(url)!r}: unknown scheme {scheme!r}; use one of {', '.join(SCHEMES)}"

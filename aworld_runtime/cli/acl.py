@@ -13,7 +13,7 @@ from aworld_runtime.cli.shared import add_json, table
 from aworld_runtime.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from aworld_runtime.bus.redis.acl import User
 
@@ -43,19 +43,35 @@ def run(arguments: argparse.Namespace) -> int:
             "access lists need the extra 'redis': pip install 'aworld-rt[redis]'"
         ) from error
     made = users(arguments.namespace, arguments.role or ROLES)
+    bus_keys = _bus_keys(made)
     text = acl_file(made)
     if arguments.output is not None:
         _write_new(Path(arguments.output), text)
     if arguments.json:
-        passwords = [{"role": u.role, "user": u.name, "password": u.password} for u in made]
+        passwords = [
+            {"role": u.role, "user": u.name, "password": u.password}
+            | ({"bus_key": bus_keys[u.role]} if u.role in bus_keys else {})
+            for u in made
+        ]
         kept = {"file": arguments.output} if arguments.output is not None else {"acl": text}
         print(json.dumps({"users": passwords, **kept}))
     elif arguments.output is not None:
-        print(_passwords(made))
+        print(_secrets(made, bus_keys))
     else:
         print(text, end="")
-        print(_passwords(made), file=sys.stderr)
+        print(_secrets(made, bus_keys), file=sys.stderr)
     return 0
+
+
+def _bus_keys(made: Sequence[User]) -> dict[str, str]:
+    """For tools, where this process knows the master key: what signs as that tool alone. All else needs the master's."""
+    from aworld_runtime.bus.redis.acl import TOOL
+    from aworld_runtime.config import Settings
+    from aworld_runtime.signatures import ROLE_KEY, role_key
+
+    masters = [key for key in Settings.from_env().bus_keys if not key.startswith(ROLE_KEY)]
+    tools = [user.role for user in made if user.role.startswith(TOOL)]
+    return {role: role_key(masters[0], role.removeprefix(TOOL)) for role in tools if masters}
 
 
 def _write_new(file: Path, text: str) -> None:
@@ -68,5 +84,8 @@ def _write_new(file: Path, text: str) -> None:
         opened.write(text)
 
 
-def _passwords(made: Sequence[User]) -> str:
-    return table(("ROLE", "USER", "PASSWORD"), [(u.role, u.name, u.password) for u in made])
+def _secrets(made: Sequence[User], bus_keys: Mapping[str, str]) -> str:
+    head = ("ROLE", "USER", "PASSWORD", *(("AWORLD_BUS_KEY",) if bus_keys else ()))
+    return table(
+        head, [(u.role, u.name, u.password, bus_keys.get(u.role, ""))[: len(head)] for u in made]
+    )

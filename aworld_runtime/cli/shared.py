@@ -104,12 +104,13 @@ async def joined_bus(url: str | None) -> AsyncGenerator[Bus]:
     from aworld_runtime.bus.open import open_bus
     from aworld_runtime.config import Settings
 
-    url = url or Settings.from_env().bus
+    settings = Settings.from_env()
+    url = url or settings.bus
     if urlsplit(url).scheme == "memory":
         raise ConfigError(
             f"bus {url!r} is inside one process: give --bus redis://… (or set AWORLD_BUS)"
         )
-    async with open_bus(url) as bus:
+    async with open_bus(url, keys=settings.bus_keys) as bus:
         yield bus
 
 

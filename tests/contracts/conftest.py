@@ -22,6 +22,7 @@ from aworld_runtime.bus.server import PrivateServer, find_server_binaries
 from aworld_runtime.errors import ProcessError
 from aworld_runtime.events import Registry
 from aworld_runtime.processes import HOST, free_port
+from aworld_runtime.signatures import Signer
 from tests.certificates import Authority, tls_options
 from tests.services import BusCluster, missing
 
@@ -167,13 +168,20 @@ async def backend(server_url: str | None) -> AsyncIterator[Backend]:
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Redis.from_url(node)) for node in nodes]
 
+        signed = ("signs all events of a test",) if server_url.startswith("rediss:") else ()
+
         async def put_raw(queue: str, raw: bytes) -> None:
+            if signed:
+                place = f"{keys.namespace}\0queue:{queue}\0".encode()
+                raw = Signer(signed).sign(raw, place, role="")
             for client in clients:
                 with suppress(MovedError):
                     await client.xadd(keys.queue(queue).work, {BODY: raw})
 
         yield Backend(
-            lambda: open_bus(url, Registry()), lambda: open_bus(f"{url}&{SMALL_LIMITS}"), put_raw
+            lambda: open_bus(url, Registry(), keys=signed),
+            lambda: open_bus(f"{url}&{SMALL_LIMITS}", keys=signed),
+            put_raw,
         )
         leaked = [await leaked_and_deleted_keys(client, keys.namespace) for client in clients]
         assert not any(leaked), f"keys with neither owner nor TTL: {leaked}"

@@ -29,9 +29,10 @@ from aworld_runtime.bus.base import (
     lane_of,
 )
 from aworld_runtime.bus.limits import broadcast_body
-from aworld_runtime.bus.redis import scripts
+from aworld_runtime.bus.redis import codec, scripts
 from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.cluster import SHARDS, ClusterLink
+from aworld_runtime.bus.redis.codec import Codec
 from aworld_runtime.bus.redis.consumer import RedisConsumer, Services
 from aworld_runtime.bus.redis.dead import DeadLetters
 from aworld_runtime.bus.redis.feed import FeedReader
@@ -57,6 +58,7 @@ from aworld_runtime.errors import (
 from aworld_runtime.events import EpisodeForked, Event, Registry, new_id
 from aworld_runtime.names import episode_log
 from aworld_runtime.payloads import NONE, Blob, references
+from aworld_runtime.signatures import Signer
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +73,9 @@ class RedisBus:
     server that is away, `?outbox_mb=` how much may wait to be sent; see `Limits` for the others.
     """
 
-    def __init__(self, url: str, registry: Registry) -> None:
+    def __init__(self, url: str, registry: Registry, signer: Signer | None = None) -> None:
         self._address = Address.parse(url)
         self.url = self._address.url
-        self._registry = registry
         clustered = bool(self._address.seeds)
         self._keys = Keys(self._address.namespace, SHARDS if clustered else 1)
         make_link = ClusterLink if clustered else ServerLink
@@ -83,7 +84,8 @@ class RedisBus:
         self._follows = Follows(self._link, self._hints)
         self._timers = Timers(self._link)
         self._clock = Clock()
-        self._dead = DeadLetters(self._link, self._keys, registry)
+        self._codec = Codec(registry, self._keys.namespace, signer)
+        self._dead = DeadLetters(self._link, self._keys, self._codec)
         self._heartbeat = Heartbeat(self._link)
         self._consumers: set[RedisConsumer] = set()
         self._tasks: TaskGroup | None = None
@@ -126,7 +128,10 @@ class RedisBus:
     ) -> int:
         began = time.perf_counter()
         keys, blobs = self._keys.log(log), list[Blob]()
-        bodies = [self._registry.encode_apart(event, blobs) for event in events]
+        write = self._codec.encode_in_log
+        bodies = [
+            write(event, log, seq, blobs) for seq, event in enumerate(events, expected_seq + 1)
+        ]
         if blobs:
             await scripts.keep_blobs(self._link, keys, blobs)
         last = await scripts.append(
@@ -154,9 +159,7 @@ class RedisBus:
             reply = await self._link.call(
                 b"XRANGE", keys.log, f"{position}-0", b"+", b"COUNT", str(count)
             )
-            entries = scripts.entries(reply)
-            blobs = await self._blobs(keys, entries)
-            events += [self._event(entry, blobs) for entry in entries]
+            events += await self._events(log, scripts.entries(reply))
             if len(reply) < count:
                 if events and not reply and await self.last_seq(log) < position - 1:
                     # The server lost the log between two pages: the first ones alone would pass for all of it.
@@ -173,9 +176,8 @@ class RedisBus:
     @asynccontextmanager
     async def tail(self, log: str, start: int = 1) -> AsyncGenerator[AsyncIterator[Event]]:
         after = f"{max(start, 1) - 1}-0".encode()
-        keys = self._keys.log(log)
-        with self._follows.following(keys.log, after=after) as follower:
-            yield Tail(follower, partial(self._blobs, keys), self._event)
+        with self._follows.following(self._keys.log(log).log, after=after) as follower:
+            yield Tail(follower, partial(self._events, log))
 
     async def restore(self, log: str, events: Sequence[Event]) -> None:
         if not events:
@@ -190,7 +192,10 @@ class RedisBus:
         for begin in range(0, len(events), READ_BATCH):
             batch = events[begin : begin + READ_BATCH]
             blobs: list[Blob] = []
-            bodies = [self._registry.encode_apart(event, blobs) for event in batch]
+            bodies = [
+                self._codec.encode_in_log(event, log, seq, blobs)
+                for seq, event in enumerate(batch, first + begin)
+            ]
             await scripts.keep_blobs(self._link, keys, blobs)
             await scripts.stage(self._link, staging, first + begin, bodies)
         end = first + len(events) - 1
@@ -255,7 +260,7 @@ class RedisBus:
     async def send_mail(self, log: str, *events: Event) -> None:
         bodies: dict[Lane, list[bytes]] = {"control": [], "data": []}
         for event in events:
-            bodies[lane_of(event)].append(self._registry.encode(event))
+            bodies[lane_of(event)].append(self._codec.encode(event, codec.mail(log)))
         keys, limits = self._keys.log(log), self._address.limits
         length = await scripts.send_mail(
             self._link, keys, bodies["data"], bodies["control"], limits.mail
@@ -266,7 +271,7 @@ class RedisBus:
     async def bury_mail(self, mail: Mail, reason: str) -> None:
         keys = self._keys.log(mail.log)
         stream = keys.control if mail.lane == "control" else keys.mail
-        entry = (mail.id.encode(), [BODY, self._registry.encode(mail.event)])
+        entry = (mail.id.encode(), [BODY, self._codec.encode(mail.event, codec.mail(mail.log))])
         await self._dead.bury_mail(mail.log, stream, entry, reason)
         telemetry.DEAD.add()
 
@@ -278,13 +283,14 @@ class RedisBus:
         streams: dict[Lane, bytes] = {"control": keys.control, "data": keys.mail}
         followed = [stream for name, stream in streams.items() if lane in (name, None)]
         with self._follows.following(*followed) as follower:
-            yield Mailbox(follower, log, self._registry.decode, partial(self._bury_mail, log))
+            yield Mailbox(follower, log, self._mail_event, partial(self._bury_mail, log))
 
     # queues
 
     async def put(self, queue: str, *events: Event, at: datetime | None = None) -> None:
         keys, limits = self._keys.queue(queue), self._address.limits
-        bodies = [self._registry.encode(event) for event in events]
+        place = codec.queue(queue)
+        bodies = [self._codec.encode(event, place) for event in events]
         delay_s = 0.0 if at is None else (at - datetime.now(UTC)).total_seconds()
         if delay_s <= 0:
             length = await scripts.put(self._link, keys, bodies, limits.queue)
@@ -312,7 +318,7 @@ class RedisBus:
             self._link,
             self._timers,
             self._heartbeat,
-            self._registry,
+            self._codec,
             self._clock,
             self._keys.dead_queues,
             self._address.outage_s,
@@ -361,7 +367,7 @@ class RedisBus:
                 while not await waiting.wait(SWEEP_S):
                     waiting.hear(await self._link.call(b"GET", key) or b"")
             if waiting.answer:
-                return self._registry.decode(waiting.answer)
+                return self._codec.decode(waiting.answer, codec.reply(event.id))
         raise RequestTimeoutError(
             f"no reply to {event.type} {event.id} on queue {queue!r} within {timeout_s} s"
         )
@@ -370,7 +376,7 @@ class RedisBus:
         if request.episode_id is not None:
             await self.send_mail(episode_log(request.episode_id), answer)
         else:
-            body = self._registry.encode(answer)
+            body = self._codec.encode(answer, codec.reply(request.id))
             await scripts.reply(self._link, self._keys.reply(request.id), body)
 
     # lanes
@@ -460,9 +466,17 @@ class RedisBus:
         wanted = references(fields[1] for _, fields in entries)
         return await scripts.blobs_of(self._link, keys, wanted) if wanted else NONE
 
-    def _event(self, entry: Entry, blobs: Mapping[str, bytes]) -> Event:
-        entry_id, fields = entry
-        return self._registry.decode(fields[1], seq=_seq(entry_id), blobs=blobs)
+    async def _events(self, log: str, entries: Sequence[Entry]) -> list[Event]:
+        """What these entries of a log are."""
+        opened = [self._codec.opened(entry, log, _seq(entry[0])) for entry in entries]
+        blobs = await self._blobs(self._keys.log(log), opened)
+        return [
+            self._codec.decode_opened(fields[1], _seq(entry_id), blobs)
+            for entry_id, fields in opened
+        ]
+
+    def _mail_event(self, body: bytes, log: str) -> Event:
+        return self._codec.decode(body, codec.mail(log))
 
 
 def _forks_at(expected_seq: int, events: Sequence[Event]) -> bool:

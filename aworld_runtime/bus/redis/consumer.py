@@ -24,8 +24,9 @@ import anyio
 from aworld_runtime import telemetry
 from aworld_runtime.bus.backoff import backoff_s
 from aworld_runtime.bus.base import MAX_DELIVERIES, Delivery, Standing, too_late
-from aworld_runtime.bus.redis import scripts
+from aworld_runtime.bus.redis import codec, scripts
 from aworld_runtime.bus.redis.clock import Clock
+from aworld_runtime.bus.redis.codec import Codec
 from aworld_runtime.bus.redis.heartbeat import Heartbeat, Lease
 from aworld_runtime.bus.redis.keys import QueueKeys
 from aworld_runtime.bus.redis.link import FIRST_PAUSE_S, FULL, LONGEST_PAUSE_S, Link
@@ -50,7 +51,7 @@ from aworld_runtime.errors import (
     ConfigError,
     EventError,
 )
-from aworld_runtime.events import REFUSE_ABOVE, Event, Registry
+from aworld_runtime.events import REFUSE_ABOVE, Event
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Services:
     link: Link
     timers: Timers
     heartbeat: Heartbeat
-    registry: Registry
+    codec: Codec
     clock: Clock
     dead_queues: bytes
     """Key of the set of queues that have dead letters."""
@@ -496,13 +497,14 @@ class RedisConsumer:
         """Put what was read into the buffer and wake who waits for it."""
         fresh = 0
         now = time.monotonic()
+        place = codec.queue(self.queue)
         for entry_id, fields, deliveries in found or ():
             if entry_id in self._held:
                 continue  # ours all the time; only our heartbeat was late
             body, count, failures = _work(fields)
             count += deliveries
             try:
-                event = self.services.registry.decode(body)
+                event = self.services.codec.decode(body, place)
             except EventError as error:
                 held = Held(self.name, entry_id, count, failures)
                 await self._bury(held, f"{type(error).__name__}: {error}")

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 from aworld_runtime.bus.base import DEAD_MAIL, DeadLetter
 from aworld_runtime.bus.redis import scripts
+from aworld_runtime.bus.redis.codec import Codec, letter
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.link import Link
 from aworld_runtime.bus.redis.scripts import BODY, DELIVERIES, LOG, REASON, Entry
 from aworld_runtime.errors import EventError, NotFoundError
-from aworld_runtime.events import Registry
 
 NO_LIMIT = 2**53
 """The mail was there before."""
@@ -20,10 +20,10 @@ NO_LIMIT = 2**53
 class DeadLetters:
     """Those of one bus."""
 
-    def __init__(self, link: Link, keys: Keys, registry: Registry) -> None:
+    def __init__(self, link: Link, keys: Keys, codec: Codec) -> None:
         self._link = link
         self._keys = keys
-        self._registry = registry
+        self._codec = codec
 
     async def queues(self) -> list[str]:
         """Queues that have some, by the set of those that ever had."""
@@ -76,7 +76,7 @@ class DeadLetters:
         values = dict(zip(fields[::2], fields[1::2], strict=True))
         raw, log = values[BODY], values.get(LOG)
         try:
-            event = self._registry.decode(raw)
+            event = self._codec.decode(raw, letter(queue, log.decode() if log else None))
         except EventError:
             event = None
         return DeadLetter(

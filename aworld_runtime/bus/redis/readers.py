@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
 from aworld_runtime.bus.base import Mail
@@ -12,8 +12,6 @@ from aworld_runtime.bus.redis.follow import Follower
 from aworld_runtime.bus.redis.scripts import Entry
 from aworld_runtime.errors import EventError
 from aworld_runtime.events import Event
-
-Blobs = Mapping[str, bytes]
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +22,9 @@ class Tail:
     def __init__(
         self,
         follower: Follower,
-        load: Callable[[Sequence[Entry]], Awaitable[Blobs]],
-        decode: Callable[[Entry, Blobs], Event],
+        decode: Callable[[Sequence[Entry]], Awaitable[Sequence[Event]]],
     ) -> None:
         self._follower = follower
-        self._load = load
         self._decode = decode
         self._read: deque[Entry] = deque()
 
@@ -39,8 +35,13 @@ class Tail:
         if not self._read:
             _, entries = await self._follower.next()
             self._read.extend(entries)
-        blobs = await self._load([self._read[0]])
-        return self._decode(self._read.popleft(), blobs)
+        try:
+            (event,) = await self._decode([self._read[0]])
+        except EventError:
+            self._read.popleft()
+            raise
+        self._read.popleft()
+        return event
 
 
 class Mailbox:
@@ -50,7 +51,7 @@ class Mailbox:
         self,
         follower: Follower,
         log: str,
-        decode: Callable[[bytes], Event],
+        decode: Callable[[bytes, str], Event],
         bury: Callable[[bytes, Entry, str], Awaitable[None]],
     ) -> None:
         self._follower = follower
@@ -68,7 +69,9 @@ class Mailbox:
             stream, entries = await self._follower.next()
             for entry in entries:
                 try:
-                    found.append(Mail(entry[0].decode(), self._log, self._decode(entry[1][1])))
+                    found.append(
+                        Mail(entry[0].decode(), self._log, self._decode(entry[1][1], self._log))
+                    )
                 except EventError as error:
                     unreadable.append((entry, error))
             for entry, error in unreadable:

@@ -1,0 +1,112 @@
+"""Events as the server keeps them: encoded, and signed for their place where there is a key.
+
+In a log the place is the seq, so nothing in it can be moved or repeated; elsewhere it is the queue, the log whose mail it is,
+or the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aworld_runtime.bus.base import DEAD_MAIL
+from aworld_runtime.bus.redis.scripts import Entry
+from aworld_runtime.errors import ForgedEventError
+from aworld_runtime.events import Event, Registry
+from aworld_runtime.names import tool_of_queue
+from aworld_runtime.payloads import Blob
+from aworld_runtime.signatures import SIGNED, Signer
+
+
+def mail(log: str) -> str:
+    """The place of a log's mail."""
+    return f"mail:{log}"
+
+
+def queue(name: str) -> str:
+    return f"queue:{name}"
+
+
+def reply(request_id: str) -> str:
+    return f"reply:{request_id}"
+
+
+def letter(name: str, log: str | None) -> str:
+    """Where a dead letter of queue `name` came from."""
+    return queue(name) if log is None or name != DEAD_MAIL else mail(log)
+
+
+class Codec:
+    """Of one bus."""
+
+    def __init__(self, registry: Registry, namespace: str, signer: Signer | None) -> None:
+        self._registry = registry
+        self._namespace = namespace
+        self._signer = signer
+
+    def encode(self, event: Event, place: str) -> bytes:
+        """For a queue, mail or a reply."""
+        body = self._registry.encode(event)
+        if self._signer is None:
+            return body
+        return self._signer.sign(body, self._bytes(place), role=event.role, reader=_reader(place))
+
+    def encode_in_log(self, event: Event, log: str, seq: int, blobs: list[Blob]) -> bytes:
+        """For a log; large content is added to `blobs`."""
+        body = self._registry.encode_apart(event, blobs)
+        if self._signer is None:
+            return body
+        return self._signer.sign(body, self._bytes(_in_log(log, seq)), role=event.role)
+
+    def decode(self, body: bytes, place: str) -> Event:
+        """What a queue, mail or a reply holds.
+
+        Raises:
+            EventError: it can't be read; `ForgedEventError` where its signature is not that of its role.
+        """
+        inner, signer = self._verified(body, place)
+        event = self._registry.decode(inner)
+        if signer not in ("", event.role, _reader(place)):
+            raise ForgedEventError(
+                f"event {event.type} of role {event.role!r:.100} is signed as role {signer!r}"
+            )
+        return event
+
+    def opened(self, entry: Entry, log: str, seq: int) -> Entry:
+        """An entry of a log without its signature.
+
+        Raises:
+            ForgedEventError: the signature is missing or wrong; names log and seq.
+        """
+        entry_id, fields = entry
+        if self._signer is None and fields[1][:1] != SIGNED:
+            return entry
+        try:
+            inner, signer = self._verified(fields[1], _in_log(log, seq))
+            if signer:
+                raise ForgedEventError(f"it is signed as role {signer!r}, which owns no log")
+        except ForgedEventError as error:
+            raise ForgedEventError(f"log {log!r}, seq {seq}: {error}") from None
+        return entry_id, [fields[0], inner, *fields[2:]]
+
+    def decode_opened(self, body: bytes, seq: int, blobs: Mapping[str, bytes]) -> Event:
+        return self._registry.decode(body, seq=seq, blobs=blobs)
+
+    def _verified(self, body: bytes, place: str) -> tuple[bytes, str]:
+        if self._signer is not None:
+            return self._signer.verify(body, self._bytes(place))
+        if body[:1] == SIGNED:
+            raise ForgedEventError("it is signed, and this process has no key: set AWORLD_BUS_KEY")
+        return body, ""
+
+    def _bytes(self, place: str) -> bytes:
+        return f"{self._namespace}\0{place}\0".encode()
+
+
+def _in_log(log: str, seq: int) -> str:
+    return f"log:{log}:{seq}"
+
+
+def _reader(place: str) -> str:
+    """The role that reads there without a master key."""
+    kind, _, name = place.partition(":")
+    return (tool_of_queue(name) or "") if kind == "queue" else ""
