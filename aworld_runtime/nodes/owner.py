@@ -676,7 +676,7 @@ async def _answer(
             source=source,
         )
     try:
-        content = await call(tool, request.arguments)
+        content = await call(tool, request.arguments, key=called.id)
     except ToolError as error:
         failed = ToolFailed(name=request.name, error=type(error).__name__, message=told(error))
         return answer_event(called, failed, source=source)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from contextvars import ContextVar
 
 import anyio
 import pydantic_core
@@ -20,15 +21,26 @@ from aworld_runtime.tools.base import BaseTool
 MAX_OUTPUT = 32 * 1024
 """Bytes of a result or an error message; above, the middle is cut out."""
 
+_call_id: ContextVar[str] = ContextVar("call_id", default="")
 
-async def call(tool: BaseTool, arguments: Mapping[str, JsonValue]) -> JsonValue:
-    """Call `tool` and return its result, cut to `MAX_OUTPUT` and made fit for a log.
+
+def call_id() -> str:
+    """In a tool: the id of the call it is in; empty outside of one.
+
+    It is the same when the call is made again because a process died in it: an idempotency key for what the tool does.
+    """
+    return _call_id.get()
+
+
+async def call(tool: BaseTool, arguments: Mapping[str, JsonValue], *, key: str = "") -> JsonValue:
+    """Call `tool` and return its result, cut to `MAX_OUTPUT` and made fit for a log. `key` is its `call_id`.
 
     Raises:
         ToolArgumentsError: an argument is missing or unknown, or the tool refused it.
         ToolTimeoutError: the tool took longer than its `timeout_s`.
         ToolError: anything else that went wrong in the tool, with the error's type and message.
     """
+    token = _call_id.set(key)
     try:
         spec = tool.get_schema()
         _check(spec, arguments)
@@ -42,6 +54,8 @@ async def call(tool: BaseTool, arguments: Mapping[str, JsonValue]) -> JsonValue:
         raise ToolError(f"{type(error).__name__}: the tool cancelled itself") from error
     except (Exception, SystemExit) as error:  # the boundary: the agent is told, whatever it is
         raise ToolError(f"{type(error).__name__}: {told(error)}") from error
+    finally:
+        _call_id.reset(token)
     raise ToolTimeoutError(f"{spec.name} did not answer within {tool.timeout_s:g} s")
 
 

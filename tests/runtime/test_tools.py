@@ -19,7 +19,7 @@ from aworld_runtime.errors import (
     UnknownToolError,
 )
 from aworld_runtime.messages import ToolSpec
-from aworld_runtime.tools import BaseTool, Calculator, resolve, tool
+from aworld_runtime.tools import BaseTool, Calculator, call_id, resolve, tool
 from aworld_runtime.tools.calculator import evaluate
 from aworld_runtime.tools.call import MAX_OUTPUT, call
 
@@ -158,6 +158,22 @@ async def test_plain_function_runs_in_a_thread() -> None:
     assert thread_id.get_schema().description == "Which thread."
     assert await call(thread_id, {}) != threading.get_ident()
     assert thread_id() == threading.get_ident()
+
+
+async def test_a_tool_knows_the_id_of_its_call() -> None:
+    @tool
+    def plain() -> str:
+        """In a thread."""
+        return call_id()
+
+    @tool
+    async def coroutine() -> str:
+        """In the caller's task."""
+        return call_id()
+
+    for one in (plain, coroutine):
+        assert await call(one, {}, key="event-7") == "event-7"
+    assert call_id() == ""
 
 
 async def test_result_may_be_a_model_but_not_an_object() -> None:
