@@ -66,6 +66,10 @@ logger = logging.getLogger(__name__)
 
 MOST_DEATHS = 3
 """Owners that may die in an episode, one after another and at the same place, before it is given up."""
+HELD_BACK_S = 1.0
+"""Where so many have died in one that isn't given up, the next owner listens so long before it starts anything: whoever
+wants to cancel it is heard.
+"""
 
 T = TypeVar("T")
 
@@ -134,6 +138,7 @@ class EpisodeOwner:
         self._saving = False
         self._running = 0
         self._pause = Pause()
+        self._held_back_until = 0.0
         self._finished = False
         self._tasks: TaskGroup | None = None
 
@@ -258,10 +263,8 @@ class EpisodeOwner:
                 self._end()
                 return
             if past:
-                opening = [
-                    self._event(EpisodeTakenOver(worker=self._worker)),
-                    *self._given_up(past),
-                ]
+                taken_over = self._event(EpisodeTakenOver(worker=self._worker))
+                opening = [taken_over, *self._after_deaths(past)]
             else:
                 await self._claim.expect()
                 claimed = self._event(EpisodeClaimed(worker=self._worker))
@@ -284,14 +287,18 @@ class EpisodeOwner:
         else:
             self._recover(events)
 
-    def _given_up(self, past: Sequence[Event]) -> list[Event]:
+    def _after_deaths(self, past: Sequence[Event]) -> list[Event]:
         """The end of an episode that its owners do not survive; nothing for any other.
 
-        Only of a group's, which can do without: others may wait for a human, or anything, through many restarts.
+        Only of a group's, which can do without: others may wait for a human, or anything, through many restarts. They
+        are held back.
         """
         barren = takewhile(lambda e: isinstance(e.data, EpisodeTakenOver), reversed(past))
         deaths = 1 + sum(1 for _ in barren)
-        if deaths < MOST_DEATHS or self._requested.group_id is None:
+        if deaths < MOST_DEATHS:
+            return []
+        if self._requested.group_id is None:
+            self._held_back_until = anyio.current_time() + HELD_BACK_S
             return []
         answers = {e.correlation_id for e in past if isinstance(e.data, ToolReturned | ToolFailed)}
         why = f"{deaths} workers died in it, one after another, and none got any further"
@@ -411,6 +418,12 @@ class EpisodeOwner:
             inbox.busy = True
             self._spawn(self._drain, inbox)
 
+    async def _may_start(self) -> None:
+        """Wait until handlers and tool calls may."""
+        if self._held_back_until:
+            await anyio.sleep_until(self._held_back_until)
+        await self._pause.over()
+
     def _spawn(self, work: Callable[..., object], *arguments: object) -> None:
         self._running += 1
         self._group.start_soon(self._counted, work, arguments)
@@ -430,7 +443,7 @@ class EpisodeOwner:
     async def _drain(self, inbox: Inbox) -> None:
         """Handle a role's deliveries, one at a time, in seq order."""
         while inbox.waiting and not self._finished:
-            await self._pause.over()
+            await self._may_start()
             event = inbox.waiting.popleft()
             await self._handle(inbox.node, event)
         del self._inboxes[inbox.node.role]
@@ -486,7 +499,7 @@ class EpisodeOwner:
     async def _run_tool(self, called: Event) -> None:
         if not isinstance(called.data, ToolCalled):
             raise TypeError(f"{called.type} is no tool call")
-        await self._pause.over()
+        await self._may_start()
         if called.id not in self._open_calls:
             return  # it was closed in the append that brought it, or in a pause
         tools = self._tools.get(called.role, {})

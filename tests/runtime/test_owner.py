@@ -417,7 +417,7 @@ async def test_deadline_ends_the_episode_and_closes_the_open_call(bus: Bus) -> N
 async def test_an_episode_of_a_group_is_given_up_when_three_workers_have_died_at_the_same_place(
     bus: Bus, group: str | None
 ) -> None:
-    requested = request_episode(timeout_s=1).model_copy(update={"group_id": group})
+    requested = request_episode(timeout_s=1.5).model_copy(update={"group_id": group})
     for worker in ("w1", "w2", "w3"):
         program, sleeper = sleeping_agent()
         owner = owner_of(bus, requested, program, worker=worker)
