@@ -8,7 +8,7 @@
     lanes    lossy broadcast: token deltas, wake-ups
 
 A backend is chosen by URL (`open_bus`) and passes tests/contracts/test_bus.py. External effects are at-least-once;
-what is committed to a log is there exactly once.
+what is committed to a log is there exactly once. What is promised, and what isn't: docs/delivery.md.
 """
 
 from __future__ import annotations

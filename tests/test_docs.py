@@ -1,0 +1,50 @@
+"""What the documentation says of tests is true: they exist."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+PAGES = sorted((TESTS.parent / "docs").glob("*.md"))
+
+
+def defined_in(path: Path) -> set[str]:
+    return {
+        node.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+    }
+
+
+def named(page: Path) -> Iterator[tuple[str, str]]:
+    """File, empty where none is named, and the test, which may end in `…`."""
+    yield from re.findall(r"`(?:([\w/]+\.py)::)?(test_\w+…?)(?=[`,])", page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    wanted = list(named(page))
+    files = {name: defined_in(TESTS / name) for name, _ in wanted if name}
+    if any(not name for name, _ in wanted):
+        files[""] = set[str]().union(*map(defined_in, TESTS.rglob("test_*.py")))
+    missing = [
+        f"{file}::{test}"
+        for file, test in wanted
+        if not any(
+            have == test or (test[-1] == "…" and have.startswith(test[:-1])) for have in files[file]
+        )
+    ]
+    assert missing == []
+
+
+def test_each_row_of_what_happens_names_its_test() -> None:
+    _, _, what_happens = (
+        (TESTS.parent / "docs/delivery.md").read_text().partition("\n## What happens")
+    )
+    rows = re.findall(r"^\| (?!X |---)(.*)$", what_happens, re.MULTILINE)
+    assert len(rows) > 25
+    assert [row for row in rows if "::test_" not in row] == []
