@@ -674,11 +674,11 @@ class Registry:
         data_class = self.types.get(kind)
         if data_class is None:
             raise UnknownEventTypeError(
-                f"unknown event type {kind!r}: import the module that defines it"
+                f"unknown event type {kind!r:.100}: import the module that defines it"
             )
         if fields.get("schema_version", 1) > SCHEMA_VERSION:
             raise MalformedEventError(
-                f"event {kind} has schema version {fields['schema_version']}, newer than {SCHEMA_VERSION}: upgrade"
+                f"event {kind} has schema version {fields['schema_version']!r:.20}, newer than {SCHEMA_VERSION}: upgrade"
             )
         fields["data"] = data_class.model_validate(fields["data"])
         return Event.model_validate(fields)
