@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aworld_runtime import telemetry
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from anyio.abc import TaskGroup
+    from pydantic import JsonValue
 
     from aworld_runtime.nodes.worker import Worker
     from aworld_runtime.tools.base import BaseTool
@@ -30,7 +32,9 @@ LOG_LEVEL = "info"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run episodes for a bus until SIGTERM or Ctrl-C; a second one ends it now."
-    parser.add_argument("--slots", type=int, default=8, help="episodes at once (default 8)")
+    parser.add_argument(
+        "--slots", type=int, default=8, help="episodes at once (default 8); 0: tools alone"
+    )
     parser.add_argument("--name", help="unique on the bus (default: host and process id)")
     parser.add_argument(
         "--tools",
@@ -48,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.slots < 1:
-        raise UsageError(f"--slots {arguments.slots}: expected 1 or more")
+    if arguments.slots < (0 if arguments.tools else 1):
+        raise UsageError(f"--slots {arguments.slots}: expected 1 or more, or 0 with --tools")
     import_from_here()
     arguments.name = arguments.name or _name()
     with telemetry.about(worker=arguments.name):
@@ -71,6 +75,15 @@ async def _serve(arguments: argparse.Namespace) -> int:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with joined_bus(arguments.bus) as bus, anyio.create_task_group() as tasks:
             await check_version(bus, code_version())
+            served = ToolWorker(bus, tools, name=arguments.name, version=code_version())
+            if not arguments.slots:
+                tasks.start_soon(_end_at_signal, signals, tasks)
+                if address is not None:
+                    await tasks.start(serve_health, address, partial(_health, arguments.name))
+                logger.info(
+                    "worker %s on %s: 0 slots, tools: %s", arguments.name, bus.url, ", ".join(tools)
+                )
+                await served.run()
             worker = Worker(
                 bus,
                 name=arguments.name,
@@ -82,7 +95,6 @@ async def _serve(arguments: argparse.Namespace) -> int:
             if address is not None:
                 await tasks.start(serve_health, address, worker.health)
             if tools:
-                served = ToolWorker(bus, tools, name=worker.name, version=code_version())
                 tasks.start_soon(served.run)
             logger.info(
                 "worker %s on %s: %d slots, tools: %s",
@@ -94,6 +106,17 @@ async def _serve(arguments: argparse.Namespace) -> int:
             await worker.run()
             tasks.cancel_scope.cancel()
     return stop.code
+
+
+async def _end_at_signal(signals: AsyncIterator[signal.Signals], tasks: TaskGroup) -> None:
+    """Calls that run go to other workers."""
+    await anext(signals)
+    tasks.cancel_scope.cancel()
+
+
+def _health(name: str) -> dict[str, JsonValue]:
+    """What a worker without episodes says of itself when asked."""
+    return {"status": "ok", "worker": name, "running": 0, "slots": 0}
 
 
 class Stop:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,6 +30,7 @@ from aworld_runtime.names import EPISODES_QUEUE, episode_log, tool_queue
 from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.nodes.tool_worker import ToolWorker
 from aworld_runtime.nodes.worker import Worker
+from aworld_runtime.processes import spawn
 from aworld_runtime.store.open import open_store
 from aworld_runtime.tools.base import RemoteTool
 from tests.episodes import Adder
@@ -123,6 +126,28 @@ async def test_an_episode_runs_with_every_node_under_its_own_user(
 
         await wait_until(archived, description="the log in the store")
         tasks.cancel_scope.cancel()
+
+
+async def test_a_process_that_serves_tools_alone_needs_no_more_than_a_tools_user(
+    as_role: As, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("from tests.episodes import Adder\ntools = [Adder()]\n")
+    served = ["--slots", "0", "--tools", "mine:tools", "--name", "alone"]
+    argv = [sys.executable, "-m", "aworld_runtime.cli", "worker", *served, "--bus", as_role(TOOL)]
+    root = str(Path(__file__).parents[2])
+    process = await spawn(argv, log=tmp_path / "log", cwd=tmp_path, env={"PYTHONPATH": root})
+    try:
+        async with open_bus(as_role("observer")) as bus:
+
+            async def is_there() -> bool:
+                return "add/alone" in {node.name for node in await bus.nodes()}
+
+            await wait_until(is_there, 20, description="the tool's worker")
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait(deadline=10) == 0
+            assert not await is_there()
+    finally:
+        await process.stop(grace=0)
 
 
 async def take(bus: Bus, queue: str) -> None:
