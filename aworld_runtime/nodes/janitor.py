@@ -42,6 +42,7 @@ QUIET_S = 1.0
 """A feed that says nothing for so long has been read to its end."""
 PAGE = 256
 LOGS_AT_ONCE = 32
+FEEDS_KNOWN = 10
 SEEN_RECENTLY = timedelta(minutes=10)
 """A server that lost its data is back sooner; later, another one may have its address."""
 
@@ -88,6 +89,8 @@ class Janitor:
         self._marked: str | None = None
         """The cursor from which the next janitor looks for logs that have ended."""
         self._trimmed: tuple[str, ...] = ()
+        self._feeds: list[str] = []
+        """Those that this bus has had, the newest last."""
         self._lost: list[str] = []
         """Feeds whose server has lost them, and whose episodes are yet to be restored."""
         self._noticed = bus.now()
@@ -120,7 +123,7 @@ class Janitor:
         ):
             await self._restore_all(feed_id)
         if not self._lost:
-            await self._write_down(feed_id)
+            await self._write_down()
         await self._retire_due()
         await self._trim(feed_id)
 
@@ -135,13 +138,16 @@ class Janitor:
 
     async def _begin(self, feed_id: str) -> None:
         """On a feed that it does not know yet: what has ended there, and was not retired by the last janitor."""
-        last = self._feed_id or await self._last_seen()
-        if last not in (None, feed_id, *self._lost):
-            self._lost.append(last)
+        if self._feed_id is None and not self._feeds:
+            self._feeds = await self._last_seen()
+        if self._feeds and feed_id not in self._feeds:
+            # The earlier ones, too: what was restored last time may not have been archived since.
+            self._lost = self._feeds[-FEEDS_KNOWN:]
             self._noticed = self._bus.now()
             self._ended.clear()
             self._feed_id = None
             self._written = datetime.min.replace(tzinfo=UTC)
+        self._feeds = [*(known for known in self._feeds if known != feed_id), feed_id]
         found: dict[str, Ended] = {}
         end = self._archiver.cursor
         after = self._marked = await self._store.cursor(f"{self.name}@{feed_id}") or "0"
@@ -161,18 +167,18 @@ class Janitor:
         self._ended = found | self._ended
         self._feed_id = feed_id
 
-    async def _last_seen(self) -> str | None:
-        """The feed that another janitor of this bus was on a short while ago: it may have died with the server's data."""
-        feed_id, _, time = (await self._store.cursor(self._place) or "").partition(" ")
+    async def _last_seen(self) -> list[str]:
+        """The feeds that another janitor of this bus knew a short while ago: it may have died with the server's data."""
+        feeds, _, time = (await self._store.cursor(self._place) or "").partition(" ")
         if not time or self._bus.now() - datetime.fromisoformat(time) > SEEN_RECENTLY:
-            return None
-        return feed_id
+            return []
+        return feeds.split(",")
 
-    async def _write_down(self, feed_id: str) -> None:
+    async def _write_down(self) -> None:
         """For the next janitor. What is inside one process needs none: it ends with the process."""
         now = self._bus.now()
         if now - self._written >= SEEN_RECENTLY / 10 and not self._bus.url.startswith("memory:"):
-            await self._store.set_cursor(self._place, f"{feed_id} {now.isoformat()}")
+            await self._store.set_cursor(self._place, f"{','.join(self._feeds)} {now.isoformat()}")
             self._written = now
 
     async def _end(self, log: str) -> int:
