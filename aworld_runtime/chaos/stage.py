@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 4
 TOOL_WORKERS = 2
-OUTAGE_S = 60
+OUTAGE_S = 120
 """How long the parts wait for a server that is away: longer than any fault."""
 READY_S = 20.0
 POLL_S = 0.05

@@ -41,7 +41,9 @@ def chaos(*arguments: str, folder: Path) -> dict[str, Any]:
     [
         (1, "worker_killed,server_killed"),
         (2, "worker_killed,network_cut,network_half_open,poison"),
+        (4, "worker_killed,server_disk_full,poison"),
         (7, "worker_killed,server_emptied"),
+        (11, "worker_killed,worker_stopped,server_emptied,store_stopped,store_killed"),
     ],
 )
 def test_healthy_work_comes_through(seed: int, kinds: str, tmp_path: Path) -> None:
