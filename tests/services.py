@@ -166,7 +166,10 @@ class BusCluster:
                 await execute("CLUSTER", "MEET", HOST, first.port, first.options["cluster-port"])
 
                 async def knows_it() -> bool:
-                    return master_id in str(await execute("CLUSTER", "NODES"))
+                    """And what it has: else it would not take its place."""
+                    facts = str(await execute("CLUSTER", "INFO")).split()
+                    known = master_id in str(await execute("CLUSTER", "NODES"))
+                    return known and f"cluster_slots_ok:{SLOTS}" in facts
 
                 async def has_all() -> bool:
                     return await self.tell(number, "WAIT", 1, 100) == "1"

@@ -683,6 +683,20 @@ async def take_over(prefix: list[Event]) -> None:
     assert report.identical, report.divergence
 
 
+async def test_a_model_call_whose_owner_died_is_made_again_under_its_key(bus: Bus) -> None:
+    requested = request_episode()
+    slow, quick = ScriptedModel("late", delay_s=60), ScriptedModel("done")
+    async with anyio.create_task_group() as dying:
+        dying.start_soon(owner_of(bus, requested, Agent("solver", llm=slow).program()).run)
+        await wait_until(lambda: bool(slow.requests), description="the call")
+        dying.cancel_scope.cancel()
+    await owner_of(bus, requested, Agent("solver", llm=quick).program(), worker="w2").run()
+    events = await read_all(bus, episode_log(requested.episode_id or ""))
+    (asked,) = (e for e in events if isinstance(e.data, ModelRequested))
+    assert [r.key for r in (*slow.requests, *quick.requests)] == [asked.id] * 2
+    assert one(events, EpisodeFinished).answer == "done"
+
+
 async def test_a_log_cut_anywhere_is_taken_over_and_ends_the_same() -> None:
     whole = await finished_log()
     for cut in range(1, len(whole)):
