@@ -1,6 +1,5 @@
 """What the documentation says of tests is true: they exist."""
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +11,7 @@ PAGES = sorted((TESTS.parent / "docs").glob("*.md"))
 
 
 def defined_in(path: Path) -> set[str]:
-    return {
-        node.name
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-    }
+    return set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
 
 
 def named(page: Path) -> Iterator[tuple[str, str]]:

@@ -126,6 +126,12 @@ async def ended(bus: Bus, requested: Event, timeout: float = 15.0) -> list[Event
     return log
 
 
+def gated(*gates: Gate) -> Agent:
+    """Calls one after another, and ends."""
+    calls = [ToolCall(id=gate.name, name=gate.name) for gate in gates]
+    return Agent("gated", llm=ScriptedModel([*calls, "through"]), tools=list(gates))
+
+
 def note(text: str) -> Event:
     return Event.of(MessagePosted(content=text), source="writer/1")
 
@@ -319,6 +325,36 @@ async def test_a_connection_that_nobody_resets_is_given_up_for_a_new_one(
         assert await texts(bus, "log") == ["before", "unanswered"]
 
 
+async def test_a_worker_that_is_cut_off_is_taken_over_and_refused_when_it_is_back(
+    server: PrivateServer, bus: Bus, tmp_path: Path
+) -> None:
+    there, here = Gate(), Gate()
+    requested = request_episode()
+    log = episode_log(requested.episode_id or "")
+    async with (
+        network(server, tmp_path) as (proxy, url),
+        open_bus(url) as beyond,
+        anyio.create_task_group() as tasks,
+    ):
+        cut_off = Worker(beyond, name="cut off", programs={"local:test": gated(there)})
+        tasks.start_soon(cut_off.run)
+        await bus.put(EPISODES_QUEUE, requested)
+        await there.reached.wait()
+        proxy.switch(Mode.CUT)
+        tasks.start_soon(Worker(bus, name="w", programs={"local:test": gated(here)}).run)
+        with anyio.fail_after(LEASE_S + 1 + BUSY_S):
+            await here.reached.wait()
+        there.open.set()  # it goes on, and can't say so
+        here.open.set()
+        events = await ended(bus, requested)
+        proxy.switch(Mode.PASS)
+        await wait_until(lambda: cut_off.running == 0, 10, "the one that was cut off gives up")
+        assert await read_all(bus, log) == events
+        assert [e.worker for e in of_kind(events, EpisodeTakenOver)] == ["w"]
+        assert len(of_kind(events, ToolReturned)) == len(of_kind(events, ToolCalled))
+        tasks.cancel_scope.cancel()
+
+
 # --- a replica -----------------------------------------------------------------------------------------------------
 
 
@@ -327,8 +363,7 @@ async def test_what_a_failover_lost_its_owner_puts_back(
 ) -> None:
     """A node dies whose replica has not got its last events, though they were acknowledged."""
     first, second = Gate("first"), Gate("second")
-    calls = [ToolCall(id=gate.name, name=gate.name) for gate in (first, second)]
-    agent = Agent("gated", llm=ScriptedModel([*calls, "through"]), tools=[first, second])
+    agent = gated(first, second)
     async with (
         BusCluster(tmp_path) as cluster,
         cluster.replica_of(1, tmp_path / "replica") as replica,
