@@ -468,11 +468,14 @@ class RedisBus:
 
     async def _events(self, log: str, entries: Sequence[Entry]) -> list[Event]:
         """What these entries of a log are."""
-        opened = [self._codec.opened(entry, log, _seq(entry[0])) for entry in entries]
+        seqs = [_seq(entry_id) for entry_id, _ in entries]
+        opened = [
+            self._codec.opened(entry, log, seq) for entry, seq in zip(entries, seqs, strict=True)
+        ]
         blobs = await self._blobs(self._keys.log(log), opened)
+        decode = self._codec.decode_opened
         return [
-            self._codec.decode_opened(fields[1], _seq(entry_id), blobs)
-            for entry_id, fields in opened
+            decode(fields[1], seq, blobs) for (_, fields), seq in zip(opened, seqs, strict=True)
         ]
 
     def _mail_event(self, body: bytes, log: str) -> Event:
