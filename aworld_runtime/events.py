@@ -58,8 +58,6 @@ REFUSE_ABOVE = 8 * 1024 * 1024
 """Bytes above which an event is refused."""
 SURELY_FLAT = 100
 """Brackets up to which JSON can't be too deep to be read; nor, below `COMPRESS_ABOVE`, can a number be too long."""
-WRITTEN_KEPT = 2048
-"""Events whose JSON is kept for a second use, the oldest given up first: at most 8 MiB."""
 
 StopReason = Literal[
     "answered",
@@ -569,8 +567,6 @@ class Registry:
         self.types: dict[str, type[EventData]] = {cls.type: cls for cls in _subclasses(EventData)}
         self._readers: dict[bytes, Callable[[bytes], Event]] = {}
         """By the type's name: reads an envelope with this data in one pass."""
-        self._written: dict[int, tuple[Event, bytes]] = {}
-        """Small events written lately, by identity: what is appended is often sent on at once."""
 
     def encode(self, event: Event) -> bytes:
         """JSON, compressed above 4 KiB.
@@ -580,9 +576,6 @@ class Registry:
             MalformedEventError: what `decode` would refuse: half a surrogate pair, a number of 5000 digits, lists in
                 lists 200 deep.
         """
-        written = self._written.get(id(event))
-        if written is not None and written[0] is event:
-            return written[1]
         try:
             body = event.__pydantic_serializer__.to_json(event, exclude_defaults=True)
         except pydantic_core.PydanticSerializationError as error:
@@ -599,12 +592,7 @@ class Registry:
                 raise MalformedEventError(
                     f"event {event.type} can't be read again: {error}"
                 ) from error
-        if len(body) > COMPRESS_ABOVE:
-            return b"z" + zlib.compress(body, 1)
-        if len(self._written) >= WRITTEN_KEPT:
-            del self._written[next(iter(self._written))]
-        self._written[id(event)] = (event, body)
-        return body
+        return b"z" + zlib.compress(body, 1) if len(body) > COMPRESS_ABOVE else body
 
     def encode_apart(self, event: Event, blobs: list[Blob]) -> bytes:
         """As `encode`, for a log: large content is added to `blobs`, and the event refers to it."""

@@ -216,6 +216,15 @@ async def test_a_tail_that_is_cancelled_over_large_content_loses_nothing(bus: Bu
     assert read == large
 
 
+async def test_what_was_appended_is_sent_on_whole_however_large_it_is(bus: Bus) -> None:
+    small, large = notes("short", "".join(random.choices("abcdefghijklmnop", k=100_000)))
+    await bus.append("log", 0, [small, large])
+    await bus.put("work", small, large)
+    async with bus.consume("work", consumer="c", credit=2) as consumer:
+        taken = [(await soon(consumer.take())).event for _ in range(2)]
+    assert taken == [small, large]
+
+
 async def test_a_part_of_a_log_can_be_read(bus: Bus) -> None:
     await bus.append("log", 0, notes(*"abcdef"))
     assert texts(await bus.read("log", 3)) == list("cdef")

@@ -16,6 +16,9 @@ from aworld_runtime.names import tool_of_queue
 from aworld_runtime.payloads import Blob
 from aworld_runtime.signatures import SIGNED, Signer
 
+APPENDED_KEPT = 2048
+"""Appended events whose bytes are kept in case they are sent on; the oldest are given up first."""
+
 
 def mail(log: str) -> str:
     """The place of a log's mail."""
@@ -42,10 +45,16 @@ class Codec:
         self._registry = registry
         self._namespace = namespace
         self._signer = signer
+        self._appended: dict[int, tuple[Event, bytes]] = {}
+        """Small events that were appended lately, by identity: much of that is sent on at once."""
 
     def encode(self, event: Event, place: str) -> bytes:
         """For a queue, mail or a reply."""
-        body = self._registry.encode(event)
+        appended = self._appended.pop(id(event), None)
+        if appended is not None and appended[0] is event:
+            body = appended[1]
+        else:
+            body = self._registry.encode(event)
         if self._signer is None:
             return body
         return self._signer.sign(body, self._bytes(place), role=event.role, reader=_reader(place))
@@ -53,6 +62,10 @@ class Codec:
     def encode_in_log(self, event: Event, log: str, seq: int, blobs: list[Blob]) -> bytes:
         """For a log; large content is added to `blobs`."""
         body = self._registry.encode_apart(event, blobs)
+        if body[:1] == b"{":  # it is whole, and no larger than `COMPRESS_ABOVE`
+            if len(self._appended) >= APPENDED_KEPT:
+                del self._appended[next(iter(self._appended))]
+            self._appended[id(event)] = (event, body)
         if self._signer is None:
             return body
         return self._signer.sign(body, self._bytes(_in_log(log, seq)), role=event.role)
