@@ -266,6 +266,8 @@ class Janitor:
                 " restored; aworld verify shows both"
             )
         await self._append(log, there, events)
+        if isinstance(events[-1].data, EpisodeFinished):
+            return  # only its record in the store was behind: nothing follows an end
         restored = self._event(events[0], LogRestored(at=kept))
         await self._send(partial(self._bus.append, log, kept, [restored]), log)
         telemetry.RESTORED.add()
