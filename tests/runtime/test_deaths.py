@@ -22,7 +22,7 @@ from aworld_runtime.bus.redis.cluster import SHARDS, slot_of
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.server import PrivateServer, find_server_binary
 from aworld_runtime.chaos.proxy import Mode, Proxy
-from aworld_runtime.errors import BusFullError, StoreUnavailableError
+from aworld_runtime.errors import BusFullError, LogRewoundError, StoreUnavailableError
 from aworld_runtime.events import (
     EpisodeCancelled,
     EpisodeFinished,
@@ -355,7 +355,7 @@ async def test_a_worker_that_is_cut_off_is_taken_over_and_refused_when_it_is_bac
         tasks.cancel_scope.cancel()
 
 
-# --- a replica -----------------------------------------------------------------------------------------------------
+# --- last writes -----------------------------------------------------------------------------------------------------
 
 
 async def test_what_a_failover_lost_its_owner_puts_back(
@@ -398,6 +398,45 @@ async def test_what_a_failover_lost_its_owner_puts_back(
         assert of_kind(after, EpisodeTakenOver) == []
         assert one(after, EpisodeFinished).answer == "through"
         tasks.cancel_scope.cancel()
+
+
+async def test_last_writes_that_only_the_store_has_are_an_incident(tmp_path: Path) -> None:
+    """Server and owner died together. The episode goes on from what the server has; nothing hides that it had been further."""
+    first, second = Gate("first"), Gate("second")
+    agent = gated(first, second)
+    requested = request_episode()
+    log = episode_log(requested.episode_id or "")
+    async with (
+        PrivateServer(tmp_path / "server", options={"appendonly": "no"}) as server,
+        open_bus(server.url) as bus,
+        open_store(f"sqlite:///{tmp_path}/store.db") as store,
+        Archiver(bus, store) as archiver,
+    ):
+        before: list[Event] = []
+        await bus.put(EPISODES_QUEUE, requested)
+        async with anyio.create_task_group() as dying:
+            dying.start_soon(Worker(bus, name="w1", programs={"local:test": agent}).run)
+            await first.reached.wait()
+            async with Redis.from_url(server.url) as admin:
+                await admin.save()
+            first.open.set()
+            await second.reached.wait()
+            await archiver.drain()
+            before += await store.read(log)
+            await kill(server)
+            dying.cancel_scope.cancel()
+        await server.start()
+        assert 0 < await bus.last_seq(log) < len(before)
+        second.open.set()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Worker(bus, name="w2", programs={"local:test": agent}).run)
+            await ended(bus, requested)
+            tasks.cancel_scope.cancel()
+        await wait_until(lambda: log in archiver.incidents, 10, "the incident")
+        assert isinstance(archiver.incidents[log], LogRewoundError)
+        assert await store.read(log) == before
+        differences = (await compare(bus, store)).differences
+        assert differences[0].on_bus != differences[0].in_store == before[differences[0].seq - 1].id
 
 
 # --- disks ---------------------------------------------------------------------------------------------------------
