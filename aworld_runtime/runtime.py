@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from secrets import token_hex
@@ -56,15 +56,15 @@ DRAIN_S = 10.0
 """Seconds that leaving waits for the archive to catch up."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Unfinished:
     """An episode that somebody may wait for."""
 
     program: str
     """What its request calls its program."""
     requested: Event
-    ended: anyio.Event = field(default_factory=anyio.Event)
-    """Set once its end is in the run's log."""
+    ended: anyio.Event | None = None
+    """Set once its end is in the run's log; there is one if somebody waits."""
 
 
 class Runtime:
@@ -195,6 +195,7 @@ class Runtime:
             NotFoundError: it was not submitted here.
         """
         if (unfinished := self._unfinished.get(episode_id)) is not None:
+            unfinished.ended = unfinished.ended or anyio.Event()
             await unfinished.ended.wait()
         events = await self._logs.read_all(episode_log(episode_id))
         if not events or events[0].run_id != self.run_id:
@@ -233,7 +234,8 @@ class Runtime:
             for episode_id in ended:
                 unfinished = self._unfinished.pop(episode_id)
                 self._programs.pop(unfinished.program, None)
-                unfinished.ended.set()
+                if unfinished.ended is not None:
+                    unfinished.ended.set()
 
     async def _watch_server(self) -> None:
         """See to what a server that was restarted may have lost: the run's log, requests that nobody had claimed, the

@@ -46,7 +46,8 @@ class Claim:
         self._log = log
         self._requested = requested
         self._delivery = delivery
-        self._mending = anyio.Lock()
+        self._mending: anyio.Lock | None = None
+        """Made when it is needed, which is hardly ever: an idle episode should be small."""
 
     @property
     def lost(self) -> bool:
@@ -89,6 +90,7 @@ class Claim:
             Fenced: the events are there again, but the claim is not held; see `check`.
         """
         known = tuple(known)
+        self._mending = self._mending or anyio.Lock()
         async with self._mending:
             there = await self._bus.last_seq(self._log)
             if there >= len(known) or not await self._is_prefix(there, known):
