@@ -65,6 +65,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
 
     from aworld_runtime.cli.health import address_of, serve_health
     from aworld_runtime.config import Settings
+    from aworld_runtime.nodes.stall import tell_of_stalls
     from aworld_runtime.nodes.tool_worker import ToolWorker
     from aworld_runtime.nodes.worker import Worker, check_version
     from aworld_runtime.version import code_version
@@ -75,6 +76,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with joined_bus(arguments.bus) as bus, anyio.create_task_group() as tasks:
             await check_version(bus, code_version())
+            tasks.start_soon(tell_of_stalls, f"worker {arguments.name}")
             served = ToolWorker(bus, tools, name=arguments.name, version=code_version())
             if not arguments.slots:
                 tasks.start_soon(_end_at_signal, signals, tasks)

@@ -203,7 +203,8 @@ async def test_a_worker_whose_handler_holds_its_loop_is_missed_and_keeps_its_epi
     server: PrivateServer, bus: Bus, place: Path, tmp_path: Path
 ) -> None:
     requested = deadly.requested("blocks", place)
-    async with workers(server.url, tmp_path / "workers.log", "w1") as (process,):
+    said = tmp_path / "workers.log"
+    async with workers(server.url, said, "w1") as (process,):
         await bus.put(EPISODES_QUEUE, requested)
         await begun(place)
         async with anyio.create_task_group() as tasks:
@@ -213,6 +214,8 @@ async def test_a_worker_whose_handler_holds_its_loop_is_missed_and_keeps_its_epi
                 return {node.name for node in await bus.nodes()} == {"worker/w2"}
 
             await wait_until(is_missed, 5 + BUSY_S, "a worker that is silent")
+            await wait_until(lambda: "has stood still" in said.read_text(), 10, "its own word")
+            assert "in handle\n    while self.deed" in said.read_text(), "and who it is"
             log = await read_all(bus, episode_log(requested.episode_id or ""))
             assert of_kind(log, EpisodeTakenOver) == []
             process.send_signal(signal.SIGKILL)
