@@ -21,6 +21,7 @@ from itertools import chain
 import anyio
 from anyio.abc import TaskGroup
 
+from aworld_runtime.bus.redis.awake import Awake
 from aworld_runtime.bus.redis.link import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -69,7 +70,7 @@ class NodeLink(ServerLink):
     def __init__(
         self, place: str, address: Address, scripts: Sequence[Script], cluster: ClusterLink
     ) -> None:
-        super().__init__(address, scripts, clustered=True)
+        super().__init__(address, scripts, clustered=True, awake=cluster.awake)
         self.place_name = place
         """`host:port`."""
         self.address = address
@@ -105,6 +106,8 @@ class ClusterLink:
     """Implements `Link` for a cluster."""
 
     def __init__(self, address: Address, scripts: Sequence[Script]) -> None:
+        self.awake = Awake()
+        """Of all its links: a call may wait for one node, then for another."""
         self._address = address
         self._scripts = scripts
         self._links: dict[str, NodeLink] = {}

@@ -25,6 +25,7 @@ from aworld_runtime import telemetry
 from aworld_runtime.bus.backoff import backoff_s
 from aworld_runtime.bus.base import MAX_DELIVERIES, Delivery, Standing, too_late
 from aworld_runtime.bus.redis import codec, scripts
+from aworld_runtime.bus.redis.awake import Awake
 from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.codec import Codec
 from aworld_runtime.bus.redis.heartbeat import Heartbeat, Lease
@@ -57,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 BLOCK_S = 0.5
 """Longest wait in one read."""
-TEND_S = 0.5
+TEND_S = 0.25
 """How often a waiting consumer looks for expired leases and delayed work."""
 QUICK_S = 0.1
 """A buffer emptied within this time may be twice as large the next time. So long at most does a
@@ -378,7 +379,7 @@ class RedisConsumer:
 
     async def _read_through_outages(self) -> None:
         self.services.heartbeat.add(self._lease)
-        away_since: float | None = None
+        awake, away_since = Awake(), None
         pause_s = FIRST_PAUSE_S
         while not self._stopping:
             try:
@@ -392,8 +393,9 @@ class RedisConsumer:
                 self._too_large, self._at_once = True, 1
             except (Unreachable, ConfigError) as error:
                 self._wire = None
-                away_since = away_since or time.monotonic()
-                if time.monotonic() - away_since > self.services.outage_s:
+                now = awake.now()
+                away_since = now if away_since is None else away_since
+                if now - away_since > self.services.outage_s:
                     raise BusUnavailableError(
                         f"queue {self.queue!r}: the bus has not answered for"
                         f" {self.services.outage_s:.0f} s: {error}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Self
 
 import anyio
 
 from aworld_runtime.bus.base import FeedEntry
+from aworld_runtime.bus.redis.awake import Awake
 from aworld_runtime.bus.redis.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link
 from aworld_runtime.bus.redis.scripts import position
 from aworld_runtime.bus.redis.wire import (
@@ -46,7 +46,7 @@ class FeedReader:
         return self
 
     async def __anext__(self) -> list[FeedEntry]:
-        away_since: float | None = None
+        awake, away_since = Awake(), None
         pause_s = FIRST_PAUSE_S
         while True:
             try:
@@ -55,8 +55,9 @@ class FeedReader:
                 away_since, pause_s = None, FIRST_PAUSE_S
             except (Unreachable, ConfigError) as error:
                 self._wire = None
-                away_since = away_since or time.monotonic()
-                if time.monotonic() - away_since > self._outage_s:
+                now = awake.now()
+                away_since = now if away_since is None else away_since
+                if now - away_since > self._outage_s:
                     raise BusUnavailableError(
                         f"feed: the bus has not answered for {self._outage_s:.0f} s: {error}"
                     ) from error

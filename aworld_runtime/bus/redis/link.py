@@ -20,6 +20,7 @@ from typing import Protocol
 import anyio
 
 from aworld_runtime import telemetry
+from aworld_runtime.bus.redis.awake import Awake
 from aworld_runtime.bus.redis.suitable import check_server
 from aworld_runtime.bus.redis.wire import (
     ASKING,
@@ -164,6 +165,7 @@ class Call:
     arguments: Sequence[Argument]
     size: int
     deadline: float
+    """By the `Awake` that all links of a bus share."""
     reply: asyncio.Future[Reply]
     urgent: bool = False
     slot: int = 0
@@ -179,7 +181,12 @@ class ServerLink:
     """Implements `Link` for one server; reconnects through an outage."""
 
     def __init__(
-        self, address: Address, scripts: Sequence[Script], *, clustered: bool = False
+        self,
+        address: Address,
+        scripts: Sequence[Script],
+        *,
+        clustered: bool = False,
+        awake: Awake | None = None,
     ) -> None:
         self._address = address
         self._clustered = clustered
@@ -191,6 +198,7 @@ class ServerLink:
         self._sent_at: float | None = None
         """When the exchange began that is going on."""
         self._failed_at = -LONGEST_PAUSE_S
+        self._awake = awake or Awake()
         self._open = False
         telemetry.LINK_CALLS.watch(self, ServerLink.waiting_calls)
         telemetry.LINK_BYTES.watch(self, ServerLink.waiting_bytes)
@@ -304,9 +312,10 @@ class ServerLink:
                 f" outbox_mb={self._address.outbox_bytes / MB:g}: the server is away, or slower than its callers."
                 " Send it again later"
             )
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self._address.outage_s if patience_s is None else patience_s)
-        call = Call(script, keys, arguments, size, deadline, loop.create_future(), urgent, slot)
+        patience_s = self._address.outage_s if patience_s is None else patience_s
+        deadline = self._awake.now() + patience_s
+        reply = asyncio.get_running_loop().create_future()
+        call = Call(script, keys, arguments, size, deadline, reply, urgent, slot)
         self.send(call)
         return call.reply
 
@@ -426,13 +435,13 @@ class ServerLink:
 
     def _patience(self) -> float:
         """How long to try to connect: not past the first deadline, if that is near."""
-        now = asyncio.get_running_loop().time()
+        now = self._awake.now()
         first = min((call.deadline for call in self._waiting), default=now + CONNECT_S)
         return min(max(first - now, 0.1), CONNECT_S)
 
     def expire(self, cause: str) -> None:
         """Fail the calls that have waited too long for a server that is away."""
-        now = asyncio.get_running_loop().time()
+        now = self._awake.now()
         for _ in range(len(self._waiting)):
             call = self._waiting.popleft()
             if call.deadline <= now or call.reply.done():
