@@ -205,7 +205,6 @@ class RedisConsumer:
         """Most to ask for at once: little after what was too large or too slow, then twice as much each time."""
         self._filled_at = 0.0
         self._next_tending = 0.0
-        self._next_due_s = BLOCK_S
         self._refused_s = 0.0
         """How long it has waited last because the server is full."""
         self._lease = Lease(keys.work, name, lease_s, self._held)

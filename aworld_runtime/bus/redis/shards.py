@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from functools import partial
 from typing import Self
 
@@ -45,11 +44,6 @@ def read_cursor(cursor: str, shards: int) -> list[bytes]:
     if len(places) != shards or not cursor.replace(",", "").replace("-", "").isdecimal():
         raise BusError(f"feed after {cursor!r}: no cursor of a feed of {shards} shards")
     return [place.encode() or BEGINNING for place in places]
-
-
-def write_cursor(places: Iterable[bytes]) -> str:
-    """The opposite; one that stands at a beginning is left empty, and `-0` is left out."""
-    return ",".join([_short(place) for place in places])
 
 
 class ShardedFeedReader:
@@ -164,4 +158,5 @@ class ShardedFeedReader:
 
 
 def _short(place: bytes) -> str:
+    """In a cursor: a beginning is left empty, and `-0` is left out."""
     return "" if place == BEGINNING else place.decode().removesuffix("-0")
