@@ -526,7 +526,7 @@ class Event(BaseModel, Generic[Data_co]):
         return Event.model_validate({**made, "data": data, **metadata})
 
     def caused(self, data: EventData, *, source: str, **metadata: Any) -> Event:
-        """An event that follows from this one: of the same run, task, group and episode, one hop further."""
+        """An event that follows from this one: of the same run, task, group, episode and attempt, one hop further."""
         return Event.of(
             data,
             source=source,
@@ -534,6 +534,7 @@ class Event(BaseModel, Generic[Data_co]):
             task_id=self.task_id,
             group_id=self.group_id,
             episode_id=self.episode_id,
+            attempt=self.attempt,
             causation_id=self.id,
             hops=self.hops + 1,
             traceparent=self.traceparent,

@@ -383,7 +383,7 @@ class Context:
         )
 
     def _event(self, data: EventData, **metadata: Any) -> Event:
-        return self.event.caused(data, source=self._source, attempt=self.event.attempt, **metadata)
+        return self.event.caused(data, source=self._source, **metadata)
 
 
 def _count(requested: Event, answer: Event, seconds: float) -> None:

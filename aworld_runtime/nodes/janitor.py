@@ -320,17 +320,7 @@ class Janitor:
                 await self._queue(log, first)
 
     def _event(self, first: Event, data: LogRestored | EpisodeFinished) -> Event:
-        return Event.of(
-            data,
-            source=f"{self.name}/{self._archiver.name}",
-            run_id=first.run_id,
-            task_id=first.task_id,
-            group_id=first.group_id,
-            episode_id=first.episode_id,
-            attempt=first.attempt,
-            causation_id=first.id,
-            traceparent=first.traceparent,
-        )
+        return first.caused(data, source=f"{self.name}/{self._archiver.name}")
 
     async def _send(self, send: Callable[[], Awaitable[object]], log: str) -> None:
         await when_there_is_room(send, who=f"{self.name}: {log}")
