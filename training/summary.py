@@ -16,7 +16,7 @@ from itertools import groupby
 import pyarrow as pa
 from pyarrow import parquet
 
-from aworld_runtime.cli.shared import read_log
+from aworld_runtime.bus.base import read_all
 from aworld_runtime.events import Event
 from aworld_runtime.messages import Data
 from aworld_runtime.names import episode_log, run_log
@@ -70,14 +70,14 @@ def _number(reward: float | None) -> str:
 
 async def episodes_of(store: Store, names: Iterable[str]) -> AsyncIterator[Episode]:
     for name in names:
-        if events := await read_log(store, episode_log(name)):
+        if events := await read_all(store, episode_log(name)):
             yield episode_of(events)
 
 
 async def write_results(folder: RunFolder, store_url: str) -> RunSummary:
     """Write the run's report and data sets into its folder; returns the gist."""
     async with open_store(store_url) as store:
-        events = await read_log(store, run_log(folder.run_id))
+        events = await read_all(store, run_log(folder.run_id))
         state = RunState.of(events)
         totals = await _write_training_data(folder, store, state)
         report = await _report(folder, store, events, totals)

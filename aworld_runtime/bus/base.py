@@ -413,10 +413,16 @@ class Subscription:
                     self.cursor = entry.cursor
 
 
-async def read_all(bus: Bus, log: str, start: int = 1) -> list[Event]:
-    """The whole log from `start`, in pages."""
+class Readable(Protocol):
+    """Where logs are: a bus, a store, or both."""
+
+    async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]: ...
+
+
+async def read_all(where: Readable, log: str, start: int = 1) -> list[Event]:
+    """The whole log from `start`, however long, in pages."""
     events: list[Event] = []
-    while page := await bus.read(log, start):
+    while page := await where.read(log, start):
         events += page
         start = page[-1].seq + 1  # not a count: a fork's log begins in the middle
     return events

@@ -17,7 +17,6 @@ from aworld_runtime.cli.shared import (
     find_episode,
     joined_bus,
     one_line,
-    read_log,
     run_async,
     stored,
 )
@@ -159,9 +158,11 @@ async def _find(store: Store, name: str) -> str:
 async def _from_store(store: Store, log: str, *, follow: bool) -> AsyncGenerator[Event]:
     import anyio
 
+    from aworld_runtime.bus.base import read_all
+
     start = 1
     while True:
-        for event in await read_log(store, log) if start == 1 else await store.read(log, start):
+        for event in await read_all(store, log, start):
             start = event.seq + 1
             yield event
         if not follow:

@@ -16,7 +16,6 @@ from aworld_runtime.cli.shared import (
     find_episode,
     find_run,
     import_from_here,
-    read_log,
     run_async,
     stored,
 )
@@ -113,6 +112,7 @@ class Programs:
         self._loaded: dict[str, Program] = {}
 
     async def replay(self, episode: EpisodeRecord) -> ReplayReport:
+        from aworld_runtime.bus.base import read_all
         from aworld_runtime.events import EpisodeRequested
         from aworld_runtime.names import episode_log
         from aworld_runtime.replay.replay import replay
@@ -121,7 +121,7 @@ class Programs:
         if not self._given and reference.startswith("local:"):
             raise NeedsProgramError("its program was an object of another process")
         self._import(reference)
-        events = await read_log(self._store, episode_log(episode.id))
+        events = await read_all(self._store, episode_log(episode.id))
         request = events[0].data if events else None
         arguments = request.arguments if isinstance(request, EpisodeRequested) else {}
         key = f"{reference} {arguments}"

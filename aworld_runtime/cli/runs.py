@@ -14,7 +14,6 @@ from aworld_runtime.cli.shared import (
     check_limit,
     find_run,
     one_line,
-    read_log,
     run_async,
     stored,
     table,
@@ -44,10 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def read_run(store: Store, record: RunRecord) -> tuple[list[Event], Counts]:
     """A run's log; what it asked for and what became of that."""
+    from aworld_runtime.bus.base import read_all
     from aworld_runtime.cli.counts import count
     from aworld_runtime.names import run_log
 
-    log = await read_log(store, run_log(record.id))
+    log = await read_all(store, run_log(record.id))
     return log, count(record, log, await store.episodes(run_id=record.id, limit=ALL))
 
 

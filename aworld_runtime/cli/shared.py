@@ -17,7 +17,7 @@ from aworld_runtime.urls import shown
 
 if TYPE_CHECKING:
     from aworld_runtime.bus.base import Bus
-    from aworld_runtime.events import Event, Registry
+    from aworld_runtime.events import Registry
     from aworld_runtime.store.base import EpisodeRecord, RunRecord, Store
 
 T = TypeVar("T")
@@ -155,14 +155,6 @@ async def _only_one(store: Store, prefix: str) -> EpisodeRecord | None:
         listed = ", ".join(found[:CANDIDATES]) + more
         raise UsageError(f"{prefix!r} begins the ids of {len(found)} episodes: {listed}")
     return await store.episode(found[0]) if found else None
-
-
-async def read_log(store: Store, log: str) -> list[Event]:
-    """The whole log, in pages."""
-    events: list[Event] = []
-    while page := await store.read(log, events[-1].seq + 1 if events else 1):
-        events += page
-    return events
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

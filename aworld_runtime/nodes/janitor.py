@@ -21,7 +21,7 @@ from itertools import takewhile
 import anyio
 
 from aworld_runtime import telemetry
-from aworld_runtime.bus.base import Bus
+from aworld_runtime.bus.base import Bus, read_all
 from aworld_runtime.errors import AWorldError, BusError, EventError, Fenced, StoreError
 from aworld_runtime.events import (
     EpisodeFinished,
@@ -296,9 +296,7 @@ class Janitor:
         )
 
     async def _stored(self, log: str) -> list[Event]:
-        events: list[Event] = []
-        while page := await self._store.read(log, events[-1].seq + 1 if events else 1, limit=PAGE):
-            events += page
+        events = await read_all(self._store, log)
         if events[-1].seq - events[0].seq != len(events) - 1:
             raise LostLogError(f"{self._store.url} lacks events between its first and its last one")
         return events

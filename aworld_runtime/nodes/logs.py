@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
-from aworld_runtime.bus.base import Bus
+from aworld_runtime.bus.base import Bus, read_all
 from aworld_runtime.events import Event
 from aworld_runtime.store.base import Store
 
@@ -36,10 +36,7 @@ class Logs:
 
     async def read_all(self, log: str) -> list[Event]:
         """The whole log, however long."""
-        events: list[Event] = []
-        while page := await self.read(log, events[-1].seq + 1 if events else 1, limit=PAGE):
-            events += page
-        return events
+        return await read_all(self, log)
 
     @asynccontextmanager
     async def tail(self, log: str, start: int = 1) -> AsyncGenerator[AsyncIterator[Event]]:

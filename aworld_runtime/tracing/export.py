@@ -19,7 +19,7 @@ from typing import Protocol
 import anyio
 
 from aworld_runtime import telemetry
-from aworld_runtime.bus.base import Bus, FeedEntry
+from aworld_runtime.bus.base import Bus, FeedEntry, Readable
 from aworld_runtime.errors import ConfigError, EventError, ExportError
 from aworld_runtime.events import EpisodeFinished, EpisodeForked, Event
 from aworld_runtime.names import episode_of_log
@@ -34,12 +34,6 @@ EPISODES_KNOWN = 10_000
 PATIENCE_S = 30.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-
-
-class Readable(Protocol):
-    """Where logs are: a bus, a store, or both."""
-
-    async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]: ...
 
 
 class Sink(Protocol):

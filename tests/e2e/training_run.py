@@ -30,7 +30,6 @@ from aworld_runtime.names import run_log
 from aworld_runtime.store.open import open_store
 from aworld_runtime.training.run_folder import RunFolder, Wiring
 from aworld_runtime.training.run_state import RunState
-from aworld_runtime.training.summary import read_log
 from tests.e2e.vowels import TASK
 from tests.waiting import wait_until
 
@@ -195,7 +194,7 @@ class TrainingRun:
     async def log(self) -> list[Event]:
         """The run's log, as archived."""
         async with open_store(self.store) as store:
-            return await read_log(store, run_log(self.folder.run_id))
+            return await read_all(store, run_log(self.folder.run_id))
 
     async def log_on(self, bus: Bus) -> list[Event]:
         """The run's log, as it is now."""
