@@ -131,8 +131,7 @@ class RedisDelivery:
 
     async def retry(self, after_s: float | None, reason: str) -> bool:
         if self._failures + 1 >= MAX_DELIVERIES:
-            await self.dead_letter(reason)
-            return self.lost
+            return not await self._bury(reason)
         consumer = self._consumer
         if consumer.settling(self):
             delay_s = backoff_s(self._failures + 1) if after_s is None else after_s
@@ -151,15 +150,21 @@ class RedisDelivery:
         return True
 
     async def dead_letter(self, reason: str) -> None:
+        await self._bury(reason)
+
+    async def _bury(self, reason: str) -> bool:
+        """Whether it was this delivery's to bury."""
         consumer = self._consumer
-        if consumer.settling(self):
-            try:
-                done = await consumer.bury(self._held(), reason)
-                self.lost = not done
-                telemetry.DEAD.add(done)
-                telemetry.LOST_LEASES.add(not done)
-            finally:
-                consumer.freed()
+        if not consumer.settling(self):
+            return False
+        try:
+            done = await consumer.bury(self._held(), reason)
+            self.lost = not done
+            telemetry.DEAD.add(done)
+            telemetry.LOST_LEASES.add(not done)
+        finally:
+            consumer.freed()
+        return done
 
     def _held(self) -> Held:
         return Held(self._consumer.name, self.id, self.count, self._failures)
