@@ -434,6 +434,38 @@ async def test_a_retired_log_is_gone_after_its_time(bus: Bus) -> None:
     assert await bus.append("log", 0, notes("again")) == 1
 
 
+async def test_of_a_retired_log_nothing_is_read_after_its_time(bus: Bus) -> None:
+    await bus.append("log", 0, notes("a", "b"))
+    stored = await bus.read("log")
+    await bus.unlink("log", keep_s=0.05)
+
+    async def gone() -> bool:
+        return await bus.read("log") == []
+
+    await wait_until(gone, description="the end of its last event")
+    await bus.restore("log", stored[:1])
+    assert await bus.read("log") == stored[:1]
+
+
+async def test_mail_to_a_retired_log_is_there_when_it_is_put_back(bus: Bus) -> None:
+    await bus.append("log", 0, notes("a", "b"))
+    stored = await bus.read("log")
+    await bus.unlink("log")
+    await bus.send_mail("log", note("mail"))
+    await bus.restore("log", stored)
+    async with bus.mailbox("log") as box:
+        assert mail_texts(await mails_of(box, 1)) == ["mail"]
+
+
+async def test_what_was_appended_to_a_retired_log_is_not_lost_when_it_is_put_back(bus: Bus) -> None:
+    await bus.append("log", 0, notes("a", "b"))
+    stored = await bus.read("log")
+    await bus.unlink("log")
+    await bus.append("log", 2, notes("c"))
+    await bus.restore("log", stored)
+    assert texts(await bus.read("log")) == ["b", "c"]
+
+
 async def test_of_an_empty_log_unlink_frees_the_mail(bus: Bus) -> None:
     await bus.send_mail("log", note("mail"))
     await bus.unlink("log")
@@ -976,6 +1008,17 @@ async def test_the_owner_that_lost_its_lease_settles_nothing(connect: Connect) -
             assert await bus.backlog("queue") == 1
             await found.ack()
             assert await bus.backlog("queue") == 0
+
+
+async def test_the_last_try_of_who_has_left_is_not_the_end_of_the_work(bus: Bus) -> None:
+    await bus.put("queue", note("a"))
+    async with bus.consume("queue", consumer="leaves") as consumer:
+        for _ in range(2):
+            await (await soon(consumer.take())).retry(0, "fails")
+        last = await soon(consumer.take())
+    assert await last.retry(0, "fails again"), "it was given back and comes again"
+    async with bus.consume("queue", consumer="heir") as consumer:
+        assert text_of((await soon(consumer.take())).event) == "a"
 
 
 async def test_a_delivery_is_held_then_taken_by_another_then_gone(connect: Connect) -> None:

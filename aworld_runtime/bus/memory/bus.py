@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
@@ -100,6 +99,7 @@ class MemoryBus:
 
     async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]:
         await self._let_others_run()
+        self._forget_retired()
         entry = self._logs.get(log)
         return entry.read(start, limit) if entry else []
 
@@ -111,17 +111,17 @@ class MemoryBus:
 
     @asynccontextmanager
     async def tail(self, log: str, start: int = 1) -> AsyncGenerator[AsyncIterator[Event]]:
+        self._forget_retired()
         with self._watched(log) as entry:
             yield Tail(entry, start)
 
     async def restore(self, log: str, events: Sequence[Event]) -> None:
-        entry = self._log(log)
         if not events:
             return
-        if entry.retired_until is not None:
-            if entry.events[0].id != events[-1].id:
-                return
-            entry.clear()
+        self._forget_retired()
+        entry = self._log(log)
+        if entry.retired_until is not None and [e.id for e in entry.events] == [events[-1].id]:
+            entry.forget_events()
         if not entry.last:
             after = events[0].seq - 1
             self._feed.add(log, after + 1, entry.add(after, events))
@@ -131,11 +131,13 @@ class MemoryBus:
         entry = self._logs.get(log)
         if entry is None or last not in (None, entry.last):
             return
+        entry.forget_mail()
         if entry.last and keep_s > 0:
-            entry.retire(time.monotonic() + keep_s)
-            heapq.heappush(self._retired, (entry.retired_until or 0.0, log))
+            until = anyio.current_time() + keep_s
+            entry.retire(until)
+            heapq.heappush(self._retired, (until, log))
         else:
-            self._clear(log, entry)
+            self._forget_events(log, entry)
 
     async def server_id(self) -> str:
         return self._feed.id
@@ -297,13 +299,13 @@ class MemoryBus:
 
     async def announce(self, node: NodeInfo, *, ttl_s: float = 5.0) -> None:
         node = node.model_copy(update={"seen": self.now()})
-        self._nodes[node.name] = (node, time.monotonic() + ttl_s)
+        self._nodes[node.name] = (node, anyio.current_time() + ttl_s)
 
     async def withdraw(self, name: str) -> None:
         self._nodes.pop(name, None)
 
     async def nodes(self) -> list[NodeInfo]:
-        now = time.monotonic()
+        now = anyio.current_time()
         self._nodes = {name: entry for name, entry in self._nodes.items() if entry[1] > now}
         return [node for node, _ in self._nodes.values()]
 
@@ -316,15 +318,15 @@ class MemoryBus:
         return entry
 
     def _forget_retired(self) -> None:
-        while self._retired and self._retired[0][0] <= time.monotonic():
+        while self._retired and self._retired[0][0] <= anyio.current_time():
             due, name = heapq.heappop(self._retired)
             entry = self._logs.get(name)
             if entry is not None and entry.retired_until == due:
-                self._clear(name, entry)
+                self._forget_events(name, entry)
 
-    def _clear(self, name: str, entry: Log) -> None:
-        entry.clear()
-        if not entry.watchers:
+    def _forget_events(self, name: str, entry: Log) -> None:
+        entry.forget_events()
+        if entry.idle:
             del self._logs[name]
 
     def _queue(self, name: str) -> Queue:

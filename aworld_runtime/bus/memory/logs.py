@@ -64,17 +64,17 @@ class Log:
 
     def retire(self, until: float) -> None:
         """Keep the last event alone, until then."""
-        base, last = self.last - 1, self.events[-1]
-        self.clear()
-        self.base, self.events = base, [last]
+        self.base, self.events = self.last - 1, self.events[-1:]
         self.retired_until = until
 
-    def clear(self) -> None:
+    def forget_events(self) -> None:
         self.base = 0
         self.events = []
+        self.retired_until = None
+
+    def forget_mail(self) -> None:
         for waiting in self.mail.values():
             waiting.clear()
-        self.retired_until = None
 
     def add_mail(self, number: int, mail: Mail) -> None:
         self.mail[mail.lane][number] = mail

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
@@ -54,7 +53,7 @@ class Queue:
         self.delay(work, delay_s)
 
     def delay(self, work: Work, delay_s: float, lease: MemoryDelivery | None = None) -> None:
-        item = (time.monotonic() + delay_s, next(self._order), work, lease)
+        item = (anyio.current_time() + delay_s, next(self._order), work, lease)
         heapq.heappush(self._delayed, item)
         if self._delayed[0] is item:
             self.changed.notify_all()  # those who wait must wait less long now
@@ -85,7 +84,7 @@ class Queue:
         """Make ready what is due; seconds until the next is."""
         while self._delayed:
             due, _, work, lease = self._delayed[0]
-            wait_s = due - time.monotonic()
+            wait_s = due - anyio.current_time()
             if wait_s > 0:
                 return wait_s
             heapq.heappop(self._delayed)
