@@ -4,6 +4,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("soak", max_examples=100_000, deadline=None, print_blob=True)
+"""For hours: `--hypothesis-profile=soak --timeout=0`."""
 
 
 @pytest.fixture(scope="session")

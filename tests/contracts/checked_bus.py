@@ -1,0 +1,440 @@
+"""A bus whose every answer is compared with the model's (bus_model.py)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeVar
+from uuid import uuid4
+
+import anyio
+import pytest
+
+from aworld_runtime.bus import Bus, Consumer, Delivery, FeedEntry, Mail
+from aworld_runtime.bus.base import read_all
+from aworld_runtime.errors import Fenced, NotFoundError
+from aworld_runtime.events import (
+    EpisodeForked,
+    EpisodeTakenOver,
+    Event,
+    EventData,
+    MessagePosted,
+    utc_now,
+)
+from tests.contracts.bus_model import (
+    NEVER,
+    Held,
+    Letter,
+    ModelLog,
+    ModelQueue,
+)
+
+T = TypeVar("T")
+
+DEADLINE_S = 5.0
+BACKOFF_S = 1.0
+"""The longest wait before a retry that names none: the second."""
+MILLISECOND_S = 0.002
+"""A server counts these, and rounds."""
+BLINK_S = 0.03
+"""How long nothing must come where nothing may come."""
+
+
+@dataclass(eq=False)
+class Member:
+    """A consumer."""
+
+    name: str
+    queue: str
+    consumer: Consumer
+    place: AbstractAsyncContextManager[Consumer]
+    room: int
+    """How much more it may hold."""
+
+
+@dataclass(eq=False)
+class Taken:
+    """What a consumer got, and whether it has said what became of it."""
+
+    held: Held
+    member: Member
+    settled: bool = False
+
+    @property
+    def queue(self) -> str:
+        return self.member.queue
+
+    @property
+    def delivery(self) -> Delivery:
+        return self.held.delivery
+
+
+@dataclass(eq=False)
+class Owner:
+    """Of an episode, as it believes."""
+
+    bus: Bus
+    log: str
+    seq: int
+    box: AsyncIterator[list[Mail]]
+    recorded: set[str]
+    """Events that it knows to be in the log."""
+    seen: list[Letter] = field(default_factory=list[Letter])
+    unrecorded: list[Mail] = field(default_factory=list[Mail])
+    last_append: tuple[int, list[Event], list[Mail]] | None = None
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    """What the awaitable gives, which must be soon."""
+    with anyio.fail_after(DEADLINE_S):
+        return await awaitable
+
+
+class CheckedBus:
+    """Two clients of one bus, and the model of it.
+
+    With `exact` time, all that the bus says is known before; else what is only due may have happened or not.
+    """
+
+    def __init__(self, *clients: Bus, lease_s: float, exact: bool) -> None:
+        self.clients = clients
+        self.logs: dict[str, ModelLog] = {}
+        self.queues: dict[str, ModelQueue] = {}
+        self._lease_s = lease_s
+        self._exact = exact
+        self._cursor = "0"
+        self._places: dict[str, int] = {}
+        """How many appends of each log lie before the cursor."""
+        self._made = 0
+        self._members: list[Member] = []
+        self._open = AsyncExitStack()
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+    def event(self, data: EventData, **metadata: object) -> Event:
+        self._made += 1
+        return Event.of(data, source=f"writer/{self._made}", **metadata)
+
+    def note(self, text: str) -> Event:
+        return self.event(MessagePosted(content=text))
+
+    def log(self, name: str) -> ModelLog:
+        log = self.logs.setdefault(name, ModelLog(name))
+        log.forget(anyio.current_time())
+        return log
+
+    def queue(self, name: str) -> ModelQueue:
+        return self.queues.setdefault(name, ModelQueue(self._exact))
+
+    # consumers
+
+    async def join(self, queue: str, credit: int, client: int) -> Member:
+        name = f"consumer-{uuid4().hex[:8]}"
+        bus, model = self.clients[client], self.queue(queue)
+        place = bus.consume(queue, consumer=name, credit=credit, lease_s=self._lease_s)
+        consumer = await place.__aenter__()
+        self._open.push_async_callback(place.__aexit__, None, None, None)
+        model.in_order = model.in_order and (self._exact or not model.joined)
+        model.joined += 1
+        self._members.append(Member(name, queue, consumer, place, credit))
+        return self._members[-1]
+
+    async def leave(self, member: Member) -> None:
+        await member.place.__aexit__(None, None, None)
+        self.queue(member.queue).release(member.name, anyio.current_time())
+        self._members.remove(member)
+
+    async def crash(self, member: Member) -> None:
+        member.consumer.abandon()
+        model = self.queue(member.queue)
+        model.expire(member.name, anyio.current_time() + self._lease_s)
+        model.in_order = model.in_order and self._exact
+        self._members.remove(member)
+
+    async def take(self, member: Member, at_most: int) -> list[Taken]:
+        """What must come soon does, and what may not come doesn't; where neither is sure, nothing is tried."""
+        model, began = self.queue(member.queue), anyio.current_time()
+        if not member.room:
+            return []
+        if not model.sure(began + 2 * self._lease_s):
+            if all(work.since > began + 2 * BLINK_S for work in model.wanted()):
+                await self._take_nothing(member)
+            return []
+        sure = len(model.sure(began))
+        deliveries = await soon(member.consumer.take_many(at_most))
+        now = anyio.current_time() + MILLISECOND_S
+        assert 0 < len(deliveries) <= min(at_most, member.room)
+        assert not self._exact or len(deliveries) >= min(at_most, member.room, sure), (
+            "more is there"
+        )
+        member.room -= len(deliveries)
+        taken: list[Taken] = []
+        for delivery in deliveries:
+            held = model.deliver(delivery, member.name, now)
+            if held.former is not None:
+                assert await held.former.delivery.standing() != "held", "two hold the same work"
+            if not self._exact:
+                # What was in a consumer's buffer has lived half its lease when it is taken, at most.
+                held.work.since = began + self._lease_s / 2
+            taken.append(Taken(held, member))
+        return taken
+
+    async def _take_nothing(self, member: Member) -> None:
+        with anyio.move_on_after(BLINK_S) as scope:
+            delivery = await member.consumer.take()
+            raise AssertionError(f"{delivery.event.source} came, and nothing was there to come")
+        assert scope.cancelled_caught
+        model = self.queue(member.queue)
+        model.in_order = model.in_order and self._exact
+
+    async def ack(self, *several: Taken) -> None:
+        await several[0].member.consumer.ack([taken.delivery for taken in several])
+        for taken in several:
+            if self._counted(taken):
+                self.queue(taken.queue).settle(taken.held)
+
+    async def retry(self, taken: Taken, after_s: float | None) -> None:
+        reason, began, first = "it failed", anyio.current_time(), not taken.settled
+        comes = await taken.delivery.retry(after_s, reason)
+        if self._counted(taken):
+            now = anyio.current_time()
+            again = (
+                (began, now + BACKOFF_S) if after_s is None else (began + after_s, now + after_s)
+            )
+            self.queue(taken.queue).fail(taken.held, reason, again, comes=comes)
+        else:
+            assert comes or not first, "it was not its holder's to end"
+
+    async def give_up(self, taken: Taken) -> None:
+        await taken.delivery.dead_letter("given up")
+        if self._counted(taken):
+            self.queue(taken.queue).bury(taken.held.work, "given up")
+
+    async def ask(self, taken: Taken) -> None:
+        """Whose it is."""
+        model, held = self.queue(taken.queue), taken.held
+        standing = await taken.delivery.standing()
+        if held.work.holder is not held:
+            assert standing != "held"
+        elif held.work not in model.work:
+            assert standing == "gone"
+        elif model.counts(held, anyio.current_time()):
+            assert standing == "held"
+
+    def _counted(self, taken: Taken) -> bool:
+        """Whether what was just said of it did; it is the first time that counts."""
+        counts = self.queue(taken.queue).counts(taken.held, anyio.current_time())
+        if taken.settled:
+            return False
+        taken.settled = True
+        taken.member.room += 1
+        return not taken.delivery.lost if counts is None else counts
+
+    # work
+
+    async def put(self, queue: str, *events: Event, client: int = 0, late: bool = False) -> None:
+        await self.clients[client].put(queue, *events)
+        for event in events:
+            now = anyio.current_time()
+            self.queue(queue).add(event, now, now, late=late)
+
+    async def put_later(self, queue: str, event: Event, after_s: float) -> None:
+        began = anyio.current_time()
+        await self.clients[0].put(queue, event, at=utc_now() + timedelta(seconds=after_s))
+        since = began + after_s * 0.9  # wall time passes, even where the loop's stands still
+        self.queue(queue).add(event, since, anyio.current_time() + after_s, delayed=True)
+
+    async def see_to_dead(self, queue: str, pick: int, *, again: bool) -> None:
+        model, bus = self.queue(queue), self.clients[0]
+        if not model.dead:
+            return
+        letter = model.dead.pop(pick % len(model.dead))
+        assert letter.id is not None, "it was listed after it died"
+        await (bus.requeue if again else bus.drop)(queue, letter.id)
+        if again:
+            now = anyio.current_time()
+            model.add(letter.event, now, now, late=letter.late)
+        for call in (bus.requeue, bus.drop):
+            with pytest.raises(NotFoundError):
+                await call(queue, letter.id)
+
+    # logs
+
+    async def own(self, log: str, client: int) -> Owner:
+        """Read the log and take it over."""
+        bus = self.clients[client]
+        events = await read_all(bus, log)
+        box = await self._open.enter_async_context(bus.mailbox(log))
+        seq = events[-1].seq if events else 0
+        owner = Owner(bus, log, seq, box, {event.id for event in events})
+        over = self.event(EpisodeTakenOver(worker=f"worker/{client}"))
+        assert await self.record(owner, over), "who has just read the log knows its end"
+        return owner
+
+    async def record(self, owner: Owner, *events: Event) -> bool:
+        """Append events and the mail that is read and not recorded; whether that was accepted."""
+        acks = owner.unrecorded
+        fresh = {mail.event.id: mail.event for mail in acks if mail.event.id not in owner.recorded}
+        batch = [*events, *fresh.values()]
+        accepted = await self.append(owner.bus, owner.log, owner.seq, batch, acks)
+        if accepted:
+            owner.last_append = (owner.seq, batch, acks)
+            owner.seq += len(batch)
+            owner.recorded |= {event.id for event in batch}
+            owner.unrecorded = []
+        return accepted
+
+    async def append(
+        self, bus: Bus, log: str, expected: int, events: Sequence[Event], acks: Sequence[Mail] = ()
+    ) -> bool:
+        model = self.log(log)
+        letters = [letter for mail in acks if (letter := model.letter(mail))]
+        accepted = model.append(expected, events, letters)
+        with nullcontext() if accepted else pytest.raises(Fenced):
+            last = await bus.append(log, expected, events, acks=acks)
+            assert last == expected + len(events)
+        return accepted
+
+    async def unlink(self, log: str, keep_s: float, *, stale: bool) -> None:
+        model = self.log(log)
+        last = model.last + 1 if stale else None
+        await self.clients[0].unlink(log, keep_s=keep_s, last=last)
+        if not stale:
+            model.unlink(anyio.current_time() + keep_s)
+
+    async def fork(self, parent: str, log: str, back: int) -> None:
+        at = self.log(parent).last - back
+        if at > 0:
+            batch = [self.event(EpisodeForked(parent=parent, at=at)), self.note("live")]
+            await self.append(self.clients[1], log, at, batch)
+
+    async def restore(self, log: str, missing: int) -> None:
+        """From a store that lacks so many of the newest events."""
+        model = self.log(log)
+        stored = model.stored[: max(len(model.stored) - missing, 0)]
+        model.restore(stored)
+        await self.clients[1].restore(log, stored)
+
+    async def restore_another(self, log: str) -> None:
+        """Another history, which is longer."""
+        model = self.log(log)
+        end = model.last + 1 if model.last else 0
+        events = [self.note("other").at(seq) for seq in range(model.first, end + 1)]
+        await self.clients[0].restore(log, events)
+
+    async def tail(self, log: str, start: int, client: int) -> None:
+        expected = [event.id for event in self.log(log).events if event.seq >= start]
+        async with self.clients[client].tail(log, start) as events:
+            assert [(await soon(anext(events))).id for _ in expected] == expected
+
+    # mail
+
+    async def send_mail(self, log: str, *events: Event) -> None:
+        await self.clients[1].send_mail(log, *events)
+        self.log(log).send(events)
+
+    async def read_mail(self, owner: Owner) -> None:
+        """What its mailbox has not given it yet, control mail first."""
+        expected = [x for x in self.log(owner.log).waiting() if x not in owner.seen]
+        while expected:
+            mails = await soon(anext(owner.box))
+            letters = expected[: len(mails)]
+            del expected[: len(mails)]
+            for mail, letter in zip(mails, letters, strict=True):
+                letter.id = letter.id or mail.id
+                assert mail.event.id == letter.event.id, "mail is missing, or out of order"
+                assert mail.id == letter.id
+            owner.seen += letters
+            owner.unrecorded += mails
+
+    # feed
+
+    async def follow(self, processed: int, client: int) -> None:
+        """All that the feed has after the cursor; then the follower dies, having seen to only so many entries."""
+        places, found = dict(self._places), list[FeedEntry]()
+        missing = sum(len(log.told) - places.get(name, 0) for name, log in self.logs.items())
+        async with self.clients[client].feed(self._cursor) as feed:
+            while missing > 0:
+                for entry in await soon(anext(feed)):
+                    found.append(entry)
+                    missing -= self._advance(places, entry)
+        for entry in found[:processed]:
+            self._advance(self._places, entry)
+            self._cursor = entry.cursor
+
+    async def trim(self) -> None:
+        await self.clients[0].trim_feed(self._cursor)
+
+    def _advance(self, places: dict[str, int], entry: FeedEntry) -> bool:
+        """Whether it is the next of its log; else it must have been told before."""
+        told, place = self.logs[entry.log].told, places.get(entry.log, 0)
+        if told[place : place + 1] == [(entry.first, entry.last)]:
+            places[entry.log] = place + 1
+            return True
+        assert (entry.first, entry.last) in told[:place], f"{entry} is out of order"
+        return False
+
+    # what must be true
+
+    async def check(self, *names: str) -> None:
+        for name in names:
+            if name in self.logs:
+                await self._check_log(name)
+            if name in self.queues:
+                await self._check_dead(name)
+                await self._check_backlog(name)
+
+    async def _check_log(self, name: str) -> None:
+        model, bus = self.log(name), self.clients[0]
+        there = [(event.seq, event.id) for event in await read_all(bus, name)]
+        assert there == [(event.seq, event.id) for event in model.events]
+        assert await bus.last_seq(name) == model.last
+        assert len({event.id for event in model.events}) == len(there), "an event is there twice"
+
+    async def _check_dead(self, name: str) -> None:
+        model, known = self.queue(name), {letter.id for letter in self.queue(name).dead}
+        letters = await self.clients[1].dead_letters(name)
+        assert known - {None} <= {letter.id for letter in letters}
+        for letter in letters:
+            if letter.id in known or letter.event is None:
+                continue
+            late = [w for w in model.work if w.late and w.event.id == letter.event.id]
+            if late and letter.reason.startswith("deadline"):
+                model.bury(late[0], letter.reason)
+            expected = next(
+                dead for dead in model.dead if dead.id is None and dead.late == bool(late)
+            )
+            expected.id = letter.id
+            assert (expected.event.id, expected.reason) == (letter.event.id, letter.reason)
+            assert not self._exact or letter.deliveries == expected.deliveries
+        assert all(dead.id for dead in model.dead), "a dead letter is missing"
+
+    async def _check_backlog(self, name: str) -> None:
+        model = self.queue(name)
+        least = sum(not (work.late or work.doubtful) for work in model.work)
+        backlog = await self.clients[1].backlog(name)
+        assert (len(model.work) if self._exact else least) <= backlog <= len(model.work)
+
+    async def check_nothing_is_lost(self) -> None:
+        """Everybody leaves; then all work that was not settled comes, and all mail that was not recorded."""
+        for member in list(self._members):
+            await self.leave(member)
+        for name, model in self.queues.items():
+            heir = await self.join(name, 3, 0)
+            while model.sure(NEVER):
+                soonest = min(work.until for work in model.sure(NEVER))
+                await anyio.sleep(max(0.0, soonest - anyio.current_time()))
+                if taken := await self.take(heir, 3):
+                    await self.ack(*taken)
+                else:
+                    raise AssertionError(f"queue {name} gives nothing more")
+        for name in self.logs:
+            owner = await self.own(name, 0)
+            await self.read_mail(owner)
+            assert await self.record(owner)
+            assert not self.log(name).waiting()
+        await self.follow(0, 1)
+        await self.check(*self.logs, *self.queues)
