@@ -26,7 +26,7 @@ from anyio.abc import TaskGroup
 
 from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus, Delivery, Mail, due_within, read_all
-from aworld_runtime.errors import BusFullError, EventError, Fenced, ToolError
+from aworld_runtime.errors import EventError, Fenced
 from aworld_runtime.events import (
     DeliveryDeadLettered,
     DeliveryHandled,
@@ -59,8 +59,9 @@ from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.pause import Pause, paused_s
 from aworld_runtime.nodes.reception import Reception
 from aworld_runtime.nodes.room import when_there_is_room
-from aworld_runtime.tools.base import BaseTool, RemoteTool
-from aworld_runtime.tools.call import call, cut, is_cancelled, told
+from aworld_runtime.nodes.tool_calls import answer_call, answer_event
+from aworld_runtime.tools.base import RemoteTool
+from aworld_runtime.tools.call import cut, is_cancelled, told
 
 logger = logging.getLogger(__name__)
 
@@ -636,67 +637,3 @@ class EpisodeOwner:
             hops=cause.hops + 1,
             traceparent=requested.traceparent,
         )
-
-
-async def try_again(delivery: Delivery, error: BaseException) -> bool:
-    """It failed: later again, if it may; where the bus is full, when its lease runs out."""
-    reason = f"{type(error).__name__}: {told(error)}"
-    logger.warning("%s on queue %s failed: %s", delivery.event.type, delivery.queue, reason)
-    try:
-        return await delivery.retry(None, reason)
-    except BusFullError as full:
-        logger.warning("%s waits for its lease to run out: %s", delivery.event.type, full)
-        return True
-
-
-async def bury(delivery: Delivery, reason: str) -> None:
-    """Make it a dead letter; where the bus is full, its lease runs out and it comes again."""
-    try:
-        await delivery.dead_letter(reason)
-    except BusFullError as error:
-        logger.warning("%s is not among the dead letters yet: %s", delivery.event.type, error)
-
-
-async def answer_call(
-    called: Event, tool: BaseTool | None, *, source: str, known: Mapping[str, BaseTool]
-) -> Event:
-    """Make a tool call; whatever happens becomes an event for the caller."""
-    answer = await _answer(called, tool, source=source, known=known)
-    label = answer.role if answer.role in known else "unknown"
-    telemetry.TOOL_CALLS.add(1, label)
-    telemetry.TOOL_FAILURES.add(isinstance(answer.data, ToolFailed), label)
-    return answer
-
-
-async def _answer(
-    called: Event, tool: BaseTool | None, *, source: str, known: Mapping[str, BaseTool]
-) -> Event:
-    if not isinstance(called.data, ToolCalled):
-        raise TypeError(f"{called.type} is no tool call")
-    request = called.data.call
-    if tool is None:
-        message = f"no tool {request.name!r}; there are: {', '.join(sorted(known)) or 'none'}"
-        return answer_event(
-            called,
-            ToolFailed(name=request.name, error="UnknownToolError", message=message),
-            source=source,
-        )
-    if request.malformed is not None:
-        message = f"the call is not valid JSON: {request.malformed[:200]}"
-        return answer_event(
-            called,
-            ToolFailed(name=request.name, error="ToolArgumentsError", message=message),
-            source=source,
-        )
-    try:
-        content = await call(tool, request.arguments, key=called.id)
-    except ToolError as error:
-        failed = ToolFailed(name=request.name, error=type(error).__name__, message=told(error))
-        return answer_event(called, failed, source=source)
-    return answer_event(called, ToolReturned(name=request.name, content=content), source=source)
-
-
-def answer_event(called: Event, data: ToolReturned | ToolFailed, *, source: str) -> Event:
-    return called.caused(
-        data, source=source, correlation_id=called.id, to=called.role, trust="tool"
-    )

@@ -1,4 +1,4 @@
-"""Waiting while the bus has no room: how nodes send."""
+"""A bus that has no room: how nodes send to it, and give up on deliveries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TypeVar
 
 import anyio
 
+from aworld_runtime.bus.base import Delivery
 from aworld_runtime.errors import BusFullError
+from aworld_runtime.tools.call import told
 
 logger = logging.getLogger(__name__)
 
@@ -43,3 +45,22 @@ async def when_there_is_room(
                 logger.warning("%s waits until there is room: %s", who, error)
         await anyio.sleep(random.uniform(longest_s / 2, longest_s))
         longest_s = min(2 * longest_s, LONGEST_PAUSE_S)
+
+
+async def try_again(delivery: Delivery, error: BaseException) -> bool:
+    """It failed: later again, if it may; where the bus is full, when its lease runs out."""
+    reason = f"{type(error).__name__}: {told(error)}"
+    logger.warning("%s on queue %s failed: %s", delivery.event.type, delivery.queue, reason)
+    try:
+        return await delivery.retry(None, reason)
+    except BusFullError as full:
+        logger.warning("%s waits for its lease to run out: %s", delivery.event.type, full)
+        return True
+
+
+async def bury(delivery: Delivery, reason: str) -> None:
+    """Make it a dead letter; where the bus is full, its lease runs out and it comes again."""
+    try:
+        await delivery.dead_letter(reason)
+    except BusFullError as error:
+        logger.warning("%s is not among the dead letters yet: %s", delivery.event.type, error)

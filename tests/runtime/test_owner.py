@@ -43,7 +43,7 @@ from aworld_runtime.models.scripted import Reply, ScriptedModel
 from aworld_runtime.names import episode_log, tool_queue
 from aworld_runtime.nodes.context import Context
 from aworld_runtime.nodes.node import Node, Program
-from aworld_runtime.nodes.owner import answer_event
+from aworld_runtime.nodes.tool_calls import answer_event
 from aworld_runtime.nodes.tool_worker import ToolWorker
 from aworld_runtime.replay.replay import replay
 from aworld_runtime.tools.base import RemoteTool

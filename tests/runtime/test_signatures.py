@@ -24,7 +24,7 @@ from aworld_runtime.events import Event, MessagePosted, Registry, ToolCalled, To
 from aworld_runtime.messages import ToolCall
 from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.names import episode_log, tool_queue
-from aworld_runtime.nodes.owner import answer_event
+from aworld_runtime.nodes.tool_calls import answer_event
 from aworld_runtime.nodes.tool_worker import ToolWorker
 from aworld_runtime.signatures import Signer, role_key
 from aworld_runtime.tools.base import RemoteTool
