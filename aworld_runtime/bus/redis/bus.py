@@ -292,11 +292,8 @@ class RedisBus:
         place = codec.queue(queue)
         bodies = [self._codec.encode(event, place) for event in events]
         delay_s = 0.0 if at is None else (at - datetime.now(UTC)).total_seconds()
-        if delay_s <= 0:
-            length = await scripts.put(self._link, keys, bodies, limits.queue)
-        else:
-            delay_ms = round(delay_s * 1000)
-            length = await scripts.delay(self._link, keys, bodies, limits.queue, delay_ms)
+        delay_ms = max(round(delay_s * 1000), 0)
+        length = await scripts.put(self._link, keys, bodies, limits.queue, delay_ms)
         limits.check_queue(queue, length)
         if delay_s > 0:
             self._timers.set(keys, delay_s)

@@ -43,6 +43,9 @@ Entry = tuple[bytes, list[bytes]]
 
 _APPEND = Script(
     """
+local function last_seq(log)
+  return string.match(redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1][1], '%d+') + 0
+end
 local results, a = {}, 1
 for k = 1, #KEYS, 5 do
   local log, mail, control = KEYS[k], KEYS[k + 1], KEYS[k + 2]
@@ -51,17 +54,14 @@ for k = 1, #KEYS, 5 do
   a = first + bodies + acks
   -- A log that begins at 1 is as long as its last seq. A fork's is longer than that says: look.
   local last = redis.call('XLEN', log)
-  if last ~= expected and last > 0 then
-    last = string.match(redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1][1], '%d+') + 0
-  end
+  if last ~= expected and last > 0 then last = last_seq(log) end
   local refused = last ~= expected and not (fork and last == 0)
   for i = 1, refused and 0 or bodies do
     local added = redis.pcall('XADD', log, (expected + i) .. '-0', 'e', ARGV[first + i - 1])
     if added.err then
       -- As long as expected, but a fork: its last seq is higher. Any other error is one.
       if not (i == 1 and string.find(added.err, 'equal or smaller')) then return added end
-      refused = true
-      last = string.match(redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1][1], '%d+') + 0
+      refused, last = true, last_seq(log)
       break
     end
   end
@@ -129,18 +129,11 @@ async def stage(link: Link, staging: bytes, first_seq: int, bodies: Sequence[byt
 _UNSTAGE = Script(
     """
 -- A log that is there has no TTL; a retired one has, and is replaced.
-if redis.call('TTL', KEYS[2]) == -1 then
-  redis.call('UNLINK', KEYS[1])
-  return 0
-end
+if redis.call('TTL', KEYS[2]) == -1 then return redis.call('UNLINK', KEYS[1]) end
 redis.call('XADD', KEYS[5], '*', 'a', ARGV[1])
-redis.call('PERSIST', KEYS[1])
 redis.call('RENAME', KEYS[1], KEYS[2])
-redis.call('PERSIST', KEYS[3])
-redis.call('PERSIST', KEYS[4])
-redis.call('PERSIST', KEYS[6])
+for i = 2, #KEYS do redis.call('PERSIST', KEYS[i]) end
 redis.call('PUBLISH', KEYS[2], '')
-return 1
 """
 )
 
@@ -248,17 +241,29 @@ def send_mail(
 
 # --- queues ----------------------------------------------------------------------------------------
 
+_NOW = """
+local function now()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+"""
+"""Milliseconds by the server's clock."""
+
 _PUT = Script(
-    """
+    _NOW
+    + """
 local refused, a = {}, 1
 for k = 1, #KEYS, 2 do
-  local length = redis.call('XLEN', KEYS[k]) + redis.call('ZCARD', KEYS[k + 1])
-  local last = a + 1 + ARGV[a + 1]
-  if length < ARGV[a] + 0 then
-    for i = a + 2, last do redis.call('XADD', KEYS[k], '*', 'e', ARGV[i]) end
-    length = 0
+  local work, delayed, limit, wait = KEYS[k], KEYS[k + 1], ARGV[a] + 0, ARGV[a + 1] + 0
+  local length, last = redis.call('XLEN', work) + redis.call('ZCARD', delayed), a + 2 + ARGV[a + 2]
+  for i = a + 3, length < limit and last or 0 do
+    if wait == 0 then
+      redis.call('XADD', work, '*', 'e', ARGV[i])
+    else
+      redis.call('ZADD', delayed, now() + 1 + wait, '0 0 ' .. ARGV[i])
+    end
   end
-  refused[#refused + 1], a = length, last + 1
+  refused[#refused + 1], a = length < limit and 0 or length, last + 1
 end
 return refused
 """,
@@ -267,45 +272,25 @@ return refused
 )
 
 
-def put(link: Link, keys: QueueKeys, bodies: Sequence[bytes], limit: int) -> Awaitable[int]:
-    """Add work that is due. Where there are `limit` already, add none and say how many."""
-    arguments = (str(limit), str(len(bodies)), *bodies)
-    return link.run_script(_PUT, (keys.work, keys.delayed), arguments)
-
-
-_NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
-
-_DELAY = Script(
-    _NOW
-    + """
-local length = redis.call('XLEN', KEYS[1]) + redis.call('ZCARD', KEYS[2])
-if length >= ARGV[1] + 0 then return length end
-for i = 3, #ARGV do redis.call('ZADD', KEYS[2], now + 1 + ARGV[2], '0 0 ' .. ARGV[i]) end
-return 0
-""",
-    adds=True,
-)
-
-
-def delay(
+def put(
     link: Link, keys: QueueKeys, bodies: Sequence[bytes], limit: int, delay_ms: int
 ) -> Awaitable[int]:
-    """Add work that is due later. Where there are `limit` already, add none and say how many."""
-    arguments = (str(limit), str(delay_ms), *bodies)
-    return link.run_script(_DELAY, (keys.work, keys.delayed), arguments)
+    """Add work, due now or after a while. Where there are `limit` already, add none and say how many."""
+    arguments = (str(limit), str(delay_ms), str(len(bodies)), *bodies)
+    return link.run_script(_PUT, (keys.work, keys.delayed), arguments)
 
 
 _PROMOTE = Script(
     _NOW
     + """
-local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, ARGV[1])
+local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now(), 'LIMIT', 0, ARGV[1])
 for _, member in ipairs(due) do
   local f, d, body = string.match(member, '^(%d+) (%d+) (.*)$')
   redis.call('XADD', KEYS[1], '*', 'e', body, 'f', f, 'd', d)
   redis.call('ZREM', KEYS[2], member)
 end
 local next = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
-return next[2] and math.max(0, next[2] - now) or -1
+return next[2] and math.max(0, next[2] - now()) or -1
 """
 )
 
@@ -371,14 +356,14 @@ def join_command(keys: QueueKeys) -> Command:
 
 
 _HOLDS = """
-local function held(first, last)
+local function held(work, consumer, first, last)
   local deliveries = {}
-  local found = redis.pcall('XPENDING', KEYS[1], 'g', first, last, 1000000, ARGV[1])
+  local found = redis.pcall('XPENDING', work, 'g', first, last, 1000000, consumer)
   for _, entry in ipairs(found.err and {} or found) do deliveries[entry[1]] = entry[4] end
   return deliveries
 end
 """
-"""What the consumer ARGV[1] holds from an id to another: by id, how often it was delivered."""
+"""What a consumer holds from an id to another: by id, how often it was delivered."""
 
 _LEAVE = Script(
     """
@@ -396,7 +381,7 @@ async def leave(link: Link, keys: QueueKeys, consumer: str) -> None:
 _RELEASE = Script(
     _HOLDS
     + """
-local mine = held('-', '+')
+local mine = held(KEYS[1], ARGV[1], '-', '+')
 for i = 2, #ARGV, 2 do
   local deliveries = mine[ARGV[i]]
   if deliveries then
@@ -420,7 +405,7 @@ async def release(
 RENEW = (
     _HOLDS
     + """
-local mine, lost = held('-', '+'), {}
+local mine, lost = held(KEYS[1], ARGV[1], '-', '+'), {}
 for i = 3, #ARGV do
   if not mine[ARGV[i]] then
     lost[#lost + 1] = ARGV[i]
@@ -436,16 +421,15 @@ JUSTID leaves delivery counts alone; only the holder renews, so a process that w
 back what others took over."""
 
 _ACK = Script(
-    """
+    _HOLDS
+    + """
 local results, a = {}, 1
 for k = 1, #KEYS do
-  local work, consumer, first, last = KEYS[k], ARGV[a], a + 2, a + 1 + ARGV[a + 1]
-  local held, done, lost = {}, {}, {}
+  local work, first, last, done, lost = KEYS[k], a + 2, a + 1 + ARGV[a + 1], {}, {}
   -- Oldest first, so one look shows all that is held from the first to the last.
-  local found = redis.pcall('XPENDING', work, 'g', ARGV[first], ARGV[last], 1000000, consumer)
-  for _, entry in ipairs(found.err and {} or found) do held[entry[1]] = true end
+  local mine = held(work, ARGV[a], ARGV[first], ARGV[last])
   for i = first, last do
-    local to = held[ARGV[i]] and done or lost
+    local to = mine[ARGV[i]] and done or lost
     to[#to + 1] = ARGV[i]
   end
   if #done > 0 then
@@ -470,7 +454,7 @@ def ack(
 _STANDING = Script(
     _HOLDS
     + """
-if held(ARGV[2], ARGV[2])[ARGV[2]] then return 'held' end
+if held(KEYS[1], ARGV[1], ARGV[2], ARGV[2])[ARGV[2]] then return 'held' end
 return #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2]) > 0 and 'taken' or 'gone'
 """
 )
@@ -486,7 +470,7 @@ _FAIL = Script(
     _NOW
     + _HOLDS
     + """
-if not held(ARGV[2], ARGV[2])[ARGV[2]] then return 0 end
+if not held(KEYS[1], ARGV[1], ARGV[2], ARGV[2])[ARGV[2]] then return 0 end
 local body = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])[1][2][2]
 local deliveries, failures, wait, reason = ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
 if wait < 0 then
@@ -494,7 +478,7 @@ if wait < 0 then
 elseif wait == 0 then
   redis.call('XADD', KEYS[1], '*', 'e', body, 'f', failures, 'd', deliveries)
 else
-  redis.call('ZADD', KEYS[2], now + 1 + wait, failures .. ' ' .. deliveries .. ' ' .. body)
+  redis.call('ZADD', KEYS[2], now() + 1 + wait, failures .. ' ' .. deliveries .. ' ' .. body)
 end
 redis.call('XACK', KEYS[1], 'g', ARGV[2])
 redis.call('XDEL', KEYS[1], ARGV[2])
@@ -581,7 +565,7 @@ async def reply(link: Link, key: bytes, body: bytes) -> None:
 _ANNOUNCE = Script(
     _NOW
     + """
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f ', now + ARGV[2]) .. ARGV[3])
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f ', now() + ARGV[2]) .. ARGV[3])
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 """,
     adds=True,
@@ -596,10 +580,10 @@ async def announce(link: Link, key: bytes, name: str, body: bytes, ttl_ms: int) 
 _NODES = Script(
     _NOW
     + """
-local all, present = redis.call('HGETALL', KEYS[1]), {}
+local all, present, time = redis.call('HGETALL', KEYS[1]), {}, now()
 for i = 1, #all, 2 do
   local expiry, body = string.match(all[i + 1], '^(%d+) (.*)$')
-  if tonumber(expiry) > now then
+  if tonumber(expiry) > time then
     present[#present + 1] = body
   else
     redis.pcall('HDEL', KEYS[1], all[i])  -- who may only look leaves it to others
@@ -623,7 +607,6 @@ SCRIPTS = (
     _KEEP_BLOB,
     _SEND_MAIL,
     _PUT,
-    _DELAY,
     _PROMOTE,
     _CLAIM,
     _JOIN,
