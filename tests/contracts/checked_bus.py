@@ -13,7 +13,6 @@ import anyio
 import pytest
 
 from aworld_runtime.bus import Bus, Consumer, Delivery, FeedEntry, Mail
-from aworld_runtime.bus.base import read_all
 from aworld_runtime.errors import Fenced, NotFoundError
 from aworld_runtime.events import (
     EpisodeForked,
@@ -163,7 +162,7 @@ class CheckedBus:
             if all(work.since > began + 2 * BLINK_S for work in model.wanted()):
                 await self._take_nothing(member)
             return []
-        sure = len(model.sure(began))
+        sure = len(model.sure(began - MILLISECOND_S))
         deliveries = await soon(member.consumer.take_many(at_most))
         now = anyio.current_time() + MILLISECOND_S
         assert 0 < len(deliveries) <= min(at_most, member.room)
@@ -266,7 +265,7 @@ class CheckedBus:
     async def own(self, log: str, client: int) -> Owner:
         """Read the log and take it over."""
         bus = self.clients[client]
-        events = await read_all(bus, log)
+        events = await bus.read(log)
         box = await self._open.enter_async_context(bus.mailbox(log))
         seq = events[-1].seq if events else 0
         owner = Owner(bus, log, seq, box, {event.id for event in events})
@@ -389,7 +388,7 @@ class CheckedBus:
 
     async def _check_log(self, name: str) -> None:
         model, bus = self.log(name), self.clients[0]
-        there = [(event.seq, event.id) for event in await read_all(bus, name)]
+        there = [(event.seq, event.id) for event in await bus.read(name)]
         assert there == [(event.seq, event.id) for event in model.events]
         assert await bus.last_seq(name) == model.last
         assert len({event.id for event in model.events}) == len(there), "an event is there twice"
