@@ -13,7 +13,26 @@ from aworld_runtime.errors import ConfigError
 from aworld_runtime.models.client import ModelDefaults
 
 
-class Settings(BaseSettings):
+class _Environment(BaseSettings):
+    """A part of it."""
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """Read the environment.
+
+        Raises:
+            ConfigError: a wrong value; names the variable.
+        """
+        try:
+            return cls()
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            name = "_".join(str(part) for part in fault["loc"]).upper()
+            prefix = cls.model_config.get("env_prefix", "")
+            raise ConfigError(f"{prefix}{name}: {fault['msg']}") from None
+
+
+class Settings(_Environment):
     """What the environment (`AWORLD_…`) says, and defaults for the rest. Keys are never shown."""
 
     model_config = SettingsConfigDict(env_prefix="AWORLD_", frozen=True, extra="forbid")
@@ -39,18 +58,6 @@ class Settings(BaseSettings):
         default=None, validation_alias=AliasChoices("OPENAI_API_KEY")
     )
     """Used for OpenAI's own address when `llm_api_key` is not set."""
-
-    @classmethod
-    def from_env(cls) -> Self:
-        """Read the environment.
-
-        Raises:
-            ConfigError: a wrong value; names the variable.
-        """
-        try:
-            return cls()
-        except ValidationError as error:
-            raise _named(error, "AWORLD_") from None
 
     @property
     def bus_keys(self) -> tuple[str, ...]:
@@ -78,7 +85,7 @@ class Settings(BaseSettings):
         )
 
 
-class LogSettings(BaseSettings):
+class LogSettings(_Environment):
     """How this process, and those it starts, write their log lines (`AWORLD_LOG_…`)."""
 
     model_config = SettingsConfigDict(env_prefix="AWORLD_LOG_", frozen=True, extra="ignore")
@@ -86,20 +93,8 @@ class LogSettings(BaseSettings):
     format: Literal["text", "json"] | None = None
     level: Literal["debug", "info", "warning", "error"] | None = None
 
-    @classmethod
-    def from_env(cls) -> Self:
-        """Read the environment.
 
-        Raises:
-            ConfigError: a wrong value; names the variable.
-        """
-        try:
-            return cls()
-        except ValidationError as error:
-            raise _named(error, "AWORLD_LOG_") from None
-
-
-class RankSettings(BaseSettings):
+class RankSettings(_Environment):
     """A learner rank's place, as torchrun says it; alone without one."""
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore")
@@ -108,9 +103,3 @@ class RankSettings(BaseSettings):
     world_size: int = 1
     master_addr: str = "127.0.0.1"
     master_port: int = 0
-
-
-def _named(error: ValidationError, prefix: str) -> ConfigError:
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    name = "_".join(str(part) for part in fault["loc"]).upper()
-    return ConfigError(f"{prefix}{name}: {fault['msg']}")

@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = RunFolder.open(parser.parse_args().folder)
     set_up_logging(usual_level="info")
-    place = RankSettings()
+    place = RankSettings.from_env()
     init = f"tcp://{place.master_addr}:{place.master_port}"
     joined = join_ranks(rank=place.rank, world_size=place.world_size, init_method=init)
     with (

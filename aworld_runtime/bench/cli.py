@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aworld_runtime.cli.shared import add_json, run_async
+
+if TYPE_CHECKING:
+    from aworld_runtime.bench.backpressure import BackpressureReport
+    from aworld_runtime.bench.bus import BusReport
+    from aworld_runtime.bench.idle import IdleReport
 
 LOG_LEVEL = "error"
 """Full queues and redeliveries are what is measured here: the report counts them."""
@@ -140,8 +146,7 @@ def _bus(arguments: argparse.Namespace) -> int:
     python = arguments.peers_python or default_python()
     settings = Settings(load, pace, Progress(), chosen(arguments.peers), python)
     report = run_async(bench_bus, arguments.url, settings)
-    print(report.model_dump_json(indent=2) if arguments.json else bus_text(report))
-    return 0 if report.verified else 1
+    return _tell(report, bus_text(report), arguments)
 
 
 def _idle(arguments: argparse.Namespace) -> int:
@@ -150,8 +155,7 @@ def _idle(arguments: argparse.Namespace) -> int:
     from aworld_runtime.bench.text import idle_text
 
     report = run_async(IdleBench(arguments.episodes, arguments.roles, Progress()).run)
-    print(report.model_dump_json(indent=2) if arguments.json else idle_text(report))
-    return 0 if report.verified else 1
+    return _tell(report, idle_text(report), arguments)
 
 
 def _backpressure(arguments: argparse.Namespace) -> int:
@@ -166,5 +170,11 @@ def _backpressure(arguments: argparse.Namespace) -> int:
         limit=arguments.limit,
     )
     report = run_async(BackpressureBench(arguments.url, pressure, Progress()).run)
-    print(report.model_dump_json(indent=2) if arguments.json else backpressure_text(report))
+    return _tell(report, backpressure_text(report), arguments)
+
+
+def _tell(
+    report: BusReport | IdleReport | BackpressureReport, text: str, arguments: argparse.Namespace
+) -> int:
+    print(report.model_dump_json(indent=2) if arguments.json else text)
     return 0 if report.verified else 1
