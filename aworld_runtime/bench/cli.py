@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aworld_runtime.cli.logs import add_logging
 from aworld_runtime.cli.shared import add_json, run_async
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     )
     _add_idle(what.add_parser("idle", help="memory of an episode that waits", description=IDLE))
+    for measured in what.choices.values():
+        add_logging(measured)
 
 
 def _add_backpressure(parser: argparse.ArgumentParser) -> None:

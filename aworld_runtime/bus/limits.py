@@ -7,6 +7,7 @@ already is not: retries, takeovers and requeued dead letters pass.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
@@ -41,8 +42,10 @@ class Limits:
         Raises:
             ValueError: one that is no number, or below 1.
         """
-        queue = query.pop("queue_limit", QUEUE_LIMIT)
-        return cls(int(queue), int(query.pop("mail_limit", MAIL_LIMIT)))
+        return cls(
+            int(number(query, "queue_limit", QUEUE_LIMIT)),
+            int(number(query, "mail_limit", MAIL_LIMIT)),
+        )
 
     def check_queue(self, name: str, length: int) -> None:
         """Refuse work for a queue that holds `length` events."""
@@ -61,6 +64,22 @@ class Limits:
                 f"the mailbox of log {log!r} is full: {length} mails wait for its owner, and mail_limit={self.mail}."
                 " Send it again later, see whether the owner is alive, or raise ?mail_limit= in the bus URL"
             )
+
+
+def number(query: MutableMapping[str, str], name: str, default: float) -> float:
+    """A parameter of a bus's URL, which is taken out of its `query`.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    given = query.pop(name, default)
+    try:
+        value = float(given)
+    except ValueError:
+        raise ValueError(f"{name}={given}: expected a number") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{name}={given}: expected a number")
+    return value
 
 
 def broadcast_body(channel: str, value: JsonValue) -> str:

@@ -23,6 +23,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import NoReturn
 
 from aworld_runtime.cli.logs import add_logging, set_up_logging
 from aworld_runtime.errors import (
@@ -84,6 +85,13 @@ COMMANDS = {
 """Ours, the upper layers' too: a source checkout has no entry points."""
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see: {self.prog} --help")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -132,12 +140,13 @@ def _run(arguments: list[str]) -> int:
     name = arguments[0]
     module_name, _, function = _find(name).reference.partition(":")
     module = importlib.import_module(module_name)
-    parser = argparse.ArgumentParser(prog=f"aworld {name}")
+    parser = Parser(prog=f"aworld {name}")
     module.add_arguments(parser)
     add_logging(parser)
     parsed = parser.parse_args(arguments[1:])
     usual_level: str | None = getattr(module, "LOG_LEVEL", None)
-    set_up_logging(parsed.log_format, parsed.log_level, usual_level=usual_level)
+    log_format, log_level = (getattr(parsed, name, None) for name in ("log_format", "log_level"))
+    set_up_logging(log_format, log_level, usual_level=usual_level)
     gc.freeze()  # what is loaded by now stays: no collection need look at it again
     gc.set_threshold(YOUNG_OBJECTS)
     return getattr(module, function)(parsed)

@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_bus(parser)
     add_store(parser)
     add_json(parser)
+    parser.epilog = f"example: {parser.prog} last --bus redis://host:6379 --reason 'too expensive'"
 
 
 def cancel(arguments: argparse.Namespace) -> int:
@@ -138,7 +139,8 @@ async def _unfinished(bus: Bus, arguments: argparse.Namespace) -> list[Event]:
     unfinished = [event for event in found if not isinstance(event.data, EpisodeFinished)]
     if not unfinished:
         ends = {e.data.reason for e in found if isinstance(e.data, EpisodeFinished)}
-        raise UsageError(f"{arguments.name!r} has finished ({', '.join(sorted(ends))})")
+        which = f"episode {found[0].episode_id}" if len(found) == 1 else repr(arguments.name)
+        raise UsageError(f"{which} has finished ({', '.join(sorted(ends))})")
     return unfinished
 
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
+from aworld_runtime.cli.logs import add_logging
 from aworld_runtime.cli.shared import (
     add_bus,
     add_json,
@@ -34,22 +35,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Events that failed too often, came too late or could not be read. Those of queue 'mail' were"
         " mail to a log, and go back there."
     )
+    parser.epilog = (
+        "example: aworld dead-letter list --bus redis://host:6379, then: aworld dead-letter requeue episodes"
+        " ID --bus redis://host:6379"
+    )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="list them, of one queue or of all")
-    listing.add_argument("queue", nargs="?", metavar="QUEUE")
+    listing = actions.add_parser(
+        "list",
+        help="list them, of one queue or of all",
+        description="List dead letters: queue, id, age, type, how often it was tried, and why it died.",
+    )
+    listing.add_argument("queue", nargs="?", metavar="QUEUE", help="this one alone (default: all)")
     add_limit(listing, 100, "of each queue, the oldest (default 100)")
-    for name, help_text in (
-        ("show", "show them whole"),
-        ("requeue", "try them again, with all their tries"),
-        ("drop", "forget them"),
+    for name, help_text, more in (
+        (
+            "show",
+            "show them whole",
+            "Show dead letters whole: the reason, and the event or its bytes.",
+        ),
+        (
+            "requeue",
+            "try them again, with all their tries",
+            "Put dead letters back on their queue, with all their tries. What is past its deadline is left: exit code 1.",
+        ),
+        ("drop", "forget them", "Remove dead letters for good."),
     ):
-        action = actions.add_parser(name, help=help_text)
-        action.add_argument("queue", metavar="QUEUE")
-        action.add_argument("ids", nargs="*", metavar="ID")
+        action = actions.add_parser(name, help=help_text, description=more)
+        action.add_argument("queue", metavar="QUEUE", help="as dead-letter list shows it")
+        action.add_argument("ids", nargs="*", metavar="ID", help="as dead-letter list shows them")
         action.add_argument("--all", action="store_true", help="all of the queue")
     for action in actions.choices.values():
         add_bus(action)
         add_json(action)
+        add_logging(action)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -94,6 +112,8 @@ async def _list(arguments: argparse.Namespace) -> int:
 async def _show(arguments: argparse.Namespace) -> int:
     async with joined_bus(arguments.bus) as bus:
         letters = await _chosen(bus, arguments)
+    if not letters and not arguments.json:
+        print(f"no dead letters on queue {printable(arguments.queue)!r}")
     for number, letter in enumerate(letters):
         if arguments.json:
             print(json.dumps(_fields(letter)))
@@ -120,6 +140,8 @@ async def _change(arguments: argparse.Namespace) -> int:
                 outcomes[letter.id] = "requeued" if requeuing else "dropped"
             except NotFoundError:
                 outcomes[letter.id] = "gone: somebody else was faster"
+    if not outcomes and not arguments.json:
+        print(f"no dead letters on queue {printable(arguments.queue)!r}")
     for letter_id, outcome in outcomes.items():
         fields = {"queue": arguments.queue, "id": letter_id, "outcome": outcome}
         print(json.dumps(fields) if arguments.json else f"{letter_id}  {outcome}")

@@ -44,11 +44,18 @@ class JsonLines(logging.Formatter):
 
 
 def add_logging(parser: argparse.ArgumentParser) -> None:
+    """To a command, and to each of its actions. What isn't given is absent: an action must not undo its command's."""
     group = parser.add_argument_group("logs, on stderr")
-    group.add_argument("--log-format", choices=FORMATS, help="default: $AWORLD_LOG_FORMAT, or text")
+    group.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        default=argparse.SUPPRESS,
+        help="default: $AWORLD_LOG_FORMAT, or text",
+    )
     group.add_argument(
         "--log-level",
         choices=LEVELS,
+        default=argparse.SUPPRESS,
         help="default: $AWORLD_LOG_LEVEL, or what suits the command",
     )
 

@@ -73,6 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.follow and arguments.episode:
         raise UsageError("--follow takes all episodes: give it without --episode")
+    if arguments.health and not arguments.follow:
+        raise UsageError(
+            f"--health {arguments.health}: give it with --follow; without, it ends by itself"
+        )
     episodes, exporter = run_async(_export, arguments)
     sent, endpoint = exporter.sent, exporter.sink.endpoint
     if arguments.json:

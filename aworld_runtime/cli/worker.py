@@ -49,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answer GET /healthz and /metrics there (host: 127.0.0.1)",
     )
     add_bus(parser)
+    parser.epilog = (
+        "example: aworld worker --bus redis://host:6379 --slots 16 --health 9100; tools alone: aworld worker --bus"
+        " redis://host:6379 --slots 0 --tools my_project.tools:search"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

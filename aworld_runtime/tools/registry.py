@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ def resolve(tools: Sequence[AnyTool]) -> dict[str, BaseTool]:
 
     Raises:
         UnknownToolError: no built-in tool has this name.
-        ToolError: two tools share a name.
+        ToolError: two tools share a name, or one is no tool.
     """
     resolved: dict[str, BaseTool] = {}
     for given in tools:
@@ -42,6 +43,11 @@ def _resolve_one(given: AnyTool) -> BaseTool:
         return _built_in(given)
     if isinstance(given, type) and issubclass(given, BaseTool):
         return given()
+    other = cast("object", given)
+    if not inspect.isroutine(other):
+        raise ToolError(
+            f"a {type(other).__name__} is no tool: expected a typed function, a BaseTool or a built-in one's name"
+        )
     from aworld_runtime.tools.function import tool
 
     return tool(cast("Callable[..., Any]", given))

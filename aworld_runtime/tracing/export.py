@@ -181,7 +181,11 @@ class Exporter:
             while not await self.sink.send(batch):
                 telemetry.SPANS_REFUSED.add(len(batch))
                 if pause_s == FIRST_PAUSE_S:
-                    logger.warning("collector %s does not take spans yet", self.sink.endpoint)
+                    logger.warning(
+                        "collector %s does not take spans yet: is it there, and does it take OTLP over HTTP?"
+                        " They are sent again until it does",
+                        self.sink.endpoint,
+                    )
                 await anyio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             telemetry.SPANS.add(len(batch))

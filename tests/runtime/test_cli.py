@@ -163,6 +163,13 @@ def test_version_names_the_code(capsys: pytest.CaptureFixture[str]) -> None:
         (["replay", "--all", "--limit", "0"], "--limit 0: expected 1 or more"),
         (["runs", "--limit", "0"], "--limit 0: expected 1 or more"),
         (["runs", "--run", "last", "--limit", "-1"], "--limit -1: expected 1 or more"),
+        (["cancel"], "required: EPISODE|RUN; see: aworld cancel --help"),
+        (["worker", "--slots", "many"], "invalid int value: 'many'; see: aworld worker --help"),
+        (["dead-letter", "show"], "required: QUEUE, ID; see: aworld dead-letter show --help"),
+        (["worker", "--bus", "redis://h", "--tools", "mine:swarm"], "a Swarm is no tool"),
+        (["otel", "--health", "9100"], "--health 9100: give it with --follow"),
+        (["nodes", "--bus", "redis://h?queue_limit=all"], "queue_limit=all: expected a number"),
+        (["nodes", "--bus", "redis://h?outage_s=nan"], "outage_s=nan: expected a number"),
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_code_2(
@@ -174,6 +181,12 @@ def test_a_usage_error_is_one_line_and_exit_code_2(
     assert done.stderr.startswith("aworld: error: ")
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_action_takes_the_log_flags_of_its_command(aworld: Aworld) -> None:
+    for flags in (["--log-format", "json", "list"], ["list", "--log-format", "json"]):
+        done = aworld("dead-letter", *flags, "--bus", "redis://127.0.0.1:1")
+        assert done.stderr.startswith("aworld: error: no bus at redis://127.0.0.1:1")
 
 
 def test_wrong_environment_setting_is_named(
@@ -641,7 +654,7 @@ async def test_episodes_are_paused_resumed_and_cancelled_by_hand(
         again = await call("cancel", one)
         assert (again.returncode, again.stderr) == (
             2,
-            f"aworld: error: {one!r} has finished (cancelled)\n",
+            f"aworld: error: episode {one} has finished (cancelled)\n",
         )
         assert (await call("cancel", runtime.run_id)).stdout == f"{other}  cancelled\n"
         assert (await runtime.result(other)).reason == "cancelled"

@@ -29,9 +29,9 @@ from redis.asyncio.connection import (
 )
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
+from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
 
-from aworld_runtime.bus.limits import Limits
+from aworld_runtime.bus.limits import Limits, number
 from aworld_runtime.bus.redis import tls
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.urls import shown
@@ -117,8 +117,8 @@ class Address:
         public = shown(url)
         namespace = query.pop("namespace", "aworld")
         try:
-            outage_s = float(query.pop("outage_s", OUTAGE_S))
-            outbox_bytes = int(float(query.pop("outbox_mb", OUTBOX_MB)) * MB)
+            outage_s = number(query, "outage_s", OUTAGE_S)
+            outbox_bytes = int(number(query, "outbox_mb", OUTBOX_MB) * MB)
             limits = Limits.taken_from(query)
             for name in query:
                 if name not in SERVER_OPTIONS and not name.startswith("ssl_"):
@@ -286,6 +286,10 @@ async def dial(
         wire.drop()
         if wrong := tls.fault(error):
             raise ConfigError(f"bus {address.url}: {wrong}") from error
+        if isinstance(error, ResponseError) and "DB index" in str(error):
+            raise ConfigError(
+                f"bus {address.url}: the server has no such database ({error})"
+            ) from error
         message = str(error) or f"no answer within {patience_s:.1f} s"
         if isinstance(wire, TlsWire) and "ssl_certfile" not in options and tls.cut(error):
             message += (
@@ -298,10 +302,19 @@ async def dial(
     for reply in replies:
         if isinstance(reply, ReplyError):
             wire.drop()
-            if reply.denied:
-                raise ConfigError(denial(address, reply))
-            raise Unreachable(str(reply))
+            raise _refusal(address, reply)
     return wire, replies
+
+
+def _refusal(address: Address, reply: ReplyError) -> ConfigError | Unreachable:
+    """What a server that answers a new connection so is to its caller."""
+    if reply.denied:
+        return ConfigError(denial(address, reply))
+    if reply.code == "NOAUTH":
+        return ConfigError(
+            f"bus {address.url}: the server wants a password: redis://USER:PASSWORD@HOST:PORT"
+        )
+    return Unreachable(str(reply))
 
 
 def denial(address: Address, reply: ReplyError, command: str = "") -> str:
