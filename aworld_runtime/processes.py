@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -88,7 +89,8 @@ class ChildProcess:
     def send_signal(self, number: signal.Signals) -> None:
         """Send to the program alone; nothing if it has ended."""
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended, and its guardian has yet to say so
+                os.kill(self.pid, number)
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines it wrote; none where its log was removed."""
