@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from pydantic import JsonValue
 
+    from aworld_runtime.bus.base import Bus
     from aworld_runtime.nodes.worker import Worker
     from aworld_runtime.tools.base import BaseTool
 
@@ -80,6 +81,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with joined_bus(arguments.bus) as bus, anyio.create_task_group() as tasks:
             await check_version(bus, code_version())
+            await _look_for_namesakes(bus, arguments.name)
             tasks.start_soon(tell_of_stalls, f"worker {arguments.name}")
             served = ToolWorker(bus, tools, name=arguments.name, version=code_version())
             if not arguments.slots:
@@ -112,6 +114,19 @@ async def _serve(arguments: argparse.Namespace) -> int:
             await worker.run()
             tasks.cancel_scope.cancel()
     return stop.code
+
+
+async def _look_for_namesakes(bus: Bus, name: str) -> None:
+    """Two workers of one name would be listed as one. A warning: it may be what a crash has left, gone in 5 s."""
+    for node in await bus.nodes():
+        if node.name.partition("/")[2] == name:
+            logger.warning(
+                "%s is on the bus already (host %s, pid %d): if it runs, give one another --name",
+                node.name,
+                node.host,
+                node.pid,
+            )
+            return
 
 
 async def _end_at_signal(signals: AsyncIterator[signal.Signals], tasks: TaskGroup) -> None:

@@ -264,6 +264,7 @@ class EpisodeOwner:
                 self._end()
                 return
             if past:
+                logger.info("%s is taken over after its event %d", self.log, past[-1].seq)
                 taken_over = self._event(EpisodeTakenOver(worker=self._worker))
                 opening = [taken_over, *self._after_deaths(past)]
             else:

@@ -64,3 +64,7 @@ async def bury(delivery: Delivery, reason: str) -> None:
         await delivery.dead_letter(reason)
     except BusFullError as error:
         logger.warning("%s is not among the dead letters yet: %s", delivery.event.type, error)
+    else:
+        logger.warning(
+            "%s on queue %s is a dead letter: %s", delivery.event.type, delivery.queue, reason
+        )

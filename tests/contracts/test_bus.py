@@ -1139,7 +1139,7 @@ async def test_dead_letters_are_found_and_dropped(bus: Bus) -> None:
 
 
 async def test_bytes_that_are_no_event_become_a_dead_letter_and_the_rest_flows(
-    backend: Backend, bus: Bus
+    backend: Backend, bus: Bus, caplog: pytest.LogCaptureFixture
 ) -> None:
     if backend.put_raw is None:
         pytest.skip("this bus passes objects: there are no bytes to be wrong")
@@ -1157,6 +1157,7 @@ async def test_bytes_that_are_no_event_become_a_dead_letter_and_the_rest_flows(
         await delivery.ack()
     letters = await bus.dead_letters("queue")
     assert len(letters) == 4
+    assert caplog.text.count("work on queue 'queue' is a dead letter: ") == 4
     assert all(letter.event is None and letter.raw for letter in letters)
     assert any("never.heard" in letter.reason for letter in letters)
     assert await bus.backlog("queue") == 0

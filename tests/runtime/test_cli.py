@@ -599,6 +599,16 @@ async def test_worker_serves_episodes_is_listed_and_drains(project: Path, bus_ur
 
 
 @pytest.mark.slow
+async def test_a_worker_whose_name_is_taken_says_so(project: Path, bus_url: str) -> None:
+    async with open_bus(bus_url) as bus:
+        await bus.announce(NodeInfo(name="worker/w9", kind="worker", host="h", pid=7), ttl_s=30)
+        with worker("--bus", bus_url, "--name", "w9", cwd=project):
+            told = (project / "worker.log").read_text()
+        await bus.withdraw("worker/w9")
+    assert "worker/w9 is on the bus already (host h, pid 7)" in told
+
+
+@pytest.mark.slow
 async def test_second_signal_ends_a_worker_at_once(project: Path, bus_url: str) -> None:
     (project / "slow.py").write_text(
         "from aworld_runtime import Agent\n"

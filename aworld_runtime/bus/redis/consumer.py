@@ -528,7 +528,9 @@ class RedisConsumer:
 
     async def _bury(self, held: Held, reason: str) -> None:
         try:
-            telemetry.DEAD.add(await self.bury(held, reason))
+            if await self.bury(held, reason):
+                telemetry.DEAD.add()
+                logger.warning("work on queue %r is a dead letter: %s", self.queue, reason)
         except BusError as error:
             # It stays pending and is buried when its lease has run out.
             logger.warning("dead work on queue %r not buried yet: %s", self.queue, error)
