@@ -4,18 +4,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aworld_runtime.tools.base import BaseTool
+    from aworld_runtime.tools.base import BaseTool, RemoteTool
     from aworld_runtime.tools.calculator import Calculator
     from aworld_runtime.tools.call import call_id
     from aworld_runtime.tools.function import FunctionTool, tool
     from aworld_runtime.tools.registry import resolve
 
-__all__ = ["BaseTool", "Calculator", "FunctionTool", "call_id", "resolve", "tool"]
+__all__ = ["BaseTool", "Calculator", "FunctionTool", "RemoteTool", "call_id", "resolve", "tool"]
 
 _MODULES = {
     "BaseTool": "base",
     "Calculator": "calculator",
     "FunctionTool": "function",
+    "RemoteTool": "base",
     "call_id": "call",
     "resolve": "registry",
     "tool": "function",
