@@ -1,11 +1,16 @@
 """The event bus, as every backend keeps it.
 
-    logs     ordered, gapless, append-only; one owner each, fenced by the expected seq of its append
-    mail     what others send to a log's owner; enters the log in the append that acknowledges it. Mail of a control type
-             (`EventData.control`: cancel, pause) passes all other mail, and all other calls of its sender
-    queues   work for a role: competing consumers, leases kept alive while the work goes on, retry, dead letter
-    feed     (log, first, last) of every append, for archivers and subscribers
-    lanes    lossy broadcast: token deltas, wake-ups
+    logs        ordered, gapless, append-only; one owner each, fenced by the expected seq of its append. An ended one is
+                retired to its last event; one that the server lost is restored
+    mail        what others send to a log's owner; enters the log in the append that acknowledges it. It comes in two lanes:
+                control mail (`EventData.control`: cancel, pause) passes all other mail, and all other calls of its sender
+    queues      work for a role: competing consumers, leases kept alive while the work goes on, retry, dead letter; requests
+                are work whose sender waits for the reply
+    feed        (log, first, last) of every append, for archivers and subscribers
+    broadcasts  lossy: token deltas, wake-ups
+    nodes       who is on the bus now, as they say themselves
+
+What it holds is bounded (`BusFullError`).
 
 A backend is chosen by URL (`open_bus`) and passes tests/contracts/test_bus.py. External effects are at-least-once;
 what is committed to a log is there exactly once. What is promised, and what isn't: docs/delivery.md.
@@ -181,18 +186,22 @@ def lane_of(event: Event) -> Lane:
 def due_within(event: Event, seconds: float, now: datetime) -> Event:
     """`event` with a deadline so soon, unless its own is sooner."""
     deadline = now + timedelta(seconds=seconds)
-    if event.deadline is not None and too_late(event, lambda: deadline):
+    if event.deadline is not None and _aware(event.deadline) <= deadline:
         return event
     return event.model_copy(update={"deadline": deadline})
 
 
 def too_late(event: Event, now: Callable[[], datetime]) -> str | None:
     """Why nobody need work on it any more; None while somebody may wait for it."""
-    deadline = event.deadline
-    if deadline is None:  # most have none, and a clock costs something
+    if event.deadline is None:  # most have none, and a clock costs something
         return None
-    deadline = deadline if deadline.tzinfo else deadline.replace(tzinfo=UTC)
+    deadline = _aware(event.deadline)
     return f"deadline {deadline.isoformat()} has passed" if deadline <= now() else None
+
+
+def _aware(moment: datetime) -> datetime:
+    """Without a time zone it is UTC."""
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 class Bus(Protocol):
@@ -370,7 +379,7 @@ class Bus(Protocol):
         """Answer a request: by mail to `episode_log` of its episode, else to the caller that waits."""
         ...
 
-    # lanes
+    # broadcasts
     async def broadcast(self, channel: str, value: JsonValue) -> None:
         """Tell everyone who listens now. Lossy: nobody waits for a listener that is slow, or a server that is away."""
         ...

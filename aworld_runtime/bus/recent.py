@@ -1,4 +1,4 @@
-"""What a listener to a lossy lane has heard and not read yet."""
+"""What a listener to broadcasts has heard and not read yet."""
 
 from __future__ import annotations
 

@@ -1483,7 +1483,7 @@ async def test_the_reply_to_an_episodes_request_is_mail_to_the_episode(connect: 
         )
 
 
-# --- lanes ---------------------------------------------------------------------------------------
+# --- broadcasts ----------------------------------------------------------------------------------
 
 
 async def test_a_broadcast_reaches_everyone_who_listens_to_its_channel(connect: Connect) -> None:

@@ -281,7 +281,7 @@ def test_the_trainer_has_every_key_there_is() -> None:
     found = list(every_key())
     assert len(found) > 10
     for name, key in found:
-        among = channels if name in ("lane", "logs") else allowed
+        among = channels if name in ("broadcast", "logs") else allowed
         assert any(fnmatchcase(key.decode(), pattern) for pattern in among), (name, key)
 
 

@@ -29,7 +29,7 @@ from aworld_runtime.bus.base import (
     lane_of,
 )
 from aworld_runtime.bus.limits import Limits, broadcast_body
-from aworld_runtime.bus.memory.lanes import Listener
+from aworld_runtime.bus.memory.listener import Listener
 from aworld_runtime.bus.memory.logs import Feed, FeedReader, Log, Mailbox, Tail
 from aworld_runtime.bus.memory.queues import MemoryConsumer, Queue, Work
 from aworld_runtime.bus.memory.signal import Signal
@@ -276,7 +276,7 @@ class MemoryBus:
             waiting.answer = on_its_way(answer)
             waiting.changed.notify_all()
 
-    # lanes
+    # broadcasts
 
     async def broadcast(self, channel: str, value: JsonValue) -> None:
         size = len(broadcast_body(channel, value))

@@ -126,7 +126,7 @@ def _worker(keys: Patterns) -> list[Rule]:
         *_sends_mail(keys),
         *_announces(keys),
         *_looks_at_nodes(keys),
-        *_lanes(keys),
+        *_broadcasts(keys),
         # Logs: append, and restore what the server lost.
         Rule("evalsha", both=[*log, staging]),
         Rule("xlen xrange xrevrange xread ttl xinfo|stream hmget", read=readable),
@@ -145,7 +145,7 @@ def _trainer(keys: Patterns) -> list[Rule]:
     log, queue = keys.log(ANY), keys.queue(ANY)
     everything = [*log, *queue, keys.staging(ANY, ANY), keys.feed_id, keys.dead_queues]
     everything += [keys.reply(ANY), keys.nodes]
-    channels = [log.log, log.mail, log.control, keys.logs, keys.reply(ANY), keys.lane(ANY)]
+    channels = [log.log, log.mail, log.control, keys.logs, keys.reply(ANY), keys.broadcast(ANY)]
     return [
         Rule(
             "evalsha eval del exists expire get hdel hget hgetall hmget hset hsetnx persist pexpire pttl"
@@ -175,7 +175,7 @@ def _observer(keys: Patterns) -> list[Rule]:
         Rule("get", read=[keys.feed_id]),
         Rule("xlen xrange zcard", read=[*queue]),
         Rule("smembers", read=[keys.dead_queues]),
-        Rule("subscribe", channels=[keys.lane(ANY)]),
+        Rule("subscribe", channels=[keys.broadcast(ANY)]),
     ]
 
 
@@ -259,5 +259,5 @@ def _looks_at_nodes(keys: Patterns) -> list[Rule]:
     return [Rule("evalsha", both=[keys.nodes]), Rule("hgetall", read=[keys.nodes])]
 
 
-def _lanes(keys: Patterns) -> list[Rule]:
-    return [Rule("publish subscribe", channels=[keys.lane(ANY)])]
+def _broadcasts(keys: Patterns) -> list[Rule]:
+    return [Rule("publish subscribe", channels=[keys.broadcast(ANY)])]

@@ -37,10 +37,10 @@ from aworld_runtime.bus.redis.consumer import RedisConsumer, Services
 from aworld_runtime.bus.redis.dead import DeadLetters
 from aworld_runtime.bus.redis.feed import FeedReader
 from aworld_runtime.bus.redis.follow import SWEEP_S, Follows
+from aworld_runtime.bus.redis.hearers import Listener, Waiting
 from aworld_runtime.bus.redis.heartbeat import Heartbeat
 from aworld_runtime.bus.redis.hints import Hints
 from aworld_runtime.bus.redis.keys import Keys, LogKeys
-from aworld_runtime.bus.redis.lanes import Listener, Waiting
 from aworld_runtime.bus.redis.link import SILENT_S, Link, ServerLink
 from aworld_runtime.bus.redis.readers import Mailbox, Tail
 from aworld_runtime.bus.redis.scripts import BODY, Entry
@@ -376,20 +376,20 @@ class RedisBus:
             body = self._codec.encode(answer, codec.reply(request.id))
             await scripts.reply(self._link, self._keys.reply(request.id), body)
 
-    # lanes
+    # broadcasts
 
     async def broadcast(self, channel: str, value: JsonValue) -> None:
         body = broadcast_body(channel, value)
         # All over one node of a cluster, which keeps one sender's broadcasts in order whatever their channels.
-        lane = self._keys.lane(channel)
-        said = self._link.say(b"PUBLISH", lane, body, key=self._keys.nodes)
+        to = self._keys.broadcast(channel)
+        said = self._link.say(b"PUBLISH", to, body, key=self._keys.nodes)
         with suppress(BusUnavailableError), anyio.move_on_after(SILENT_S):
             await said
 
     @asynccontextmanager
     async def listen(self, channel: str) -> AsyncGenerator[AsyncIterator[JsonValue]]:
         listener = Listener()
-        with self._hints.hearing(self._keys.lane(channel), listener.hear) as confirmed:
+        with self._hints.hearing(self._keys.broadcast(channel), listener.hear) as confirmed:
             await self._hints.confirm(confirmed)
             yield listener
 

@@ -108,9 +108,9 @@ class Keys:
     def nodes(self) -> bytes:
         return f"{self.namespace}:nodes".encode()
 
-    def lane(self, channel: str) -> bytes:
+    def broadcast(self, channel: str) -> bytes:
         """A channel, not a key."""
-        return f"{self.namespace}:lane:{channel}".encode()
+        return f"{self.namespace}:broadcast:{channel}".encode()
 
     def shard_of(self, key: bytes) -> int:
         """Of a log's key."""

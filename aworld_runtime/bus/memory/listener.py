@@ -1,4 +1,4 @@
-"""Lossy lanes: what a listener has heard and not read yet."""
+"""Who listens to broadcasts."""
 
 from __future__ import annotations
 
