@@ -155,8 +155,8 @@ async def backend(server_url: str | None) -> AsyncIterator[Backend]:
     from redis.asyncio import Redis
     from redis.exceptions import MovedError
 
+    from aworld_runtime.bus.redis.entries import BODY
     from aworld_runtime.bus.redis.keys import Keys
-    from aworld_runtime.bus.redis.scripts import BODY
     from aworld_runtime.bus.redis.wire import Address
 
     keys = Keys(f"test-{uuid4().hex[:12]}")

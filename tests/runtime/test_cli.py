@@ -26,8 +26,8 @@ from redis.asyncio import Redis
 from aworld_runtime import cli
 from aworld_runtime.bus.base import NodeInfo
 from aworld_runtime.bus.open import open_bus
+from aworld_runtime.bus.redis.entries import BODY
 from aworld_runtime.bus.redis.keys import Keys
-from aworld_runtime.bus.redis.scripts import BODY
 from aworld_runtime.bus.server import PrivateServer, find_server_binary
 from aworld_runtime.cli.counts import count
 from aworld_runtime.cli.replay import side_by_side

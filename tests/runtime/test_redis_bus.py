@@ -25,9 +25,9 @@ from aworld_runtime.bus.base import DEAD_MAIL
 from aworld_runtime.bus.redis import RedisBus
 from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.consumer import READ_MOST
+from aworld_runtime.bus.redis.entries import BODY
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.link import BATCH_CALLS
-from aworld_runtime.bus.redis.scripts import BODY
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import (
     BusFullError,

@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 from aworld_runtime.agents import Agent
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import NodeInfo, read_all
+from aworld_runtime.bus.redis.entries import BODY
 from aworld_runtime.bus.redis.keys import Keys
-from aworld_runtime.bus.redis.scripts import BODY
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import WorkerRefusedError
 from aworld_runtime.events import (

@@ -29,12 +29,13 @@ from aworld_runtime.bus.base import (
     lane_of,
 )
 from aworld_runtime.bus.limits import broadcast_body
-from aworld_runtime.bus.redis import codec, scripts
+from aworld_runtime.bus.redis import codec
 from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.cluster import SHARDS, ClusterLink
 from aworld_runtime.bus.redis.codec import Codec
 from aworld_runtime.bus.redis.consumer import RedisConsumer, Services
 from aworld_runtime.bus.redis.dead import DeadLetters
+from aworld_runtime.bus.redis.entries import BODY, Entry, entries, position
 from aworld_runtime.bus.redis.feed import FeedReader
 from aworld_runtime.bus.redis.follow import SWEEP_S, Follows
 from aworld_runtime.bus.redis.hearers import Listener, Waiting
@@ -43,7 +44,7 @@ from aworld_runtime.bus.redis.hints import Hints
 from aworld_runtime.bus.redis.keys import Keys, LogKeys
 from aworld_runtime.bus.redis.link import SILENT_S, Link, ServerLink
 from aworld_runtime.bus.redis.readers import Mailbox, Tail
-from aworld_runtime.bus.redis.scripts import BODY, Entry
+from aworld_runtime.bus.redis.scripts import SCRIPTS, logs, nodes, queues
 from aworld_runtime.bus.redis.shards import ShardedFeedReader, read_cursor
 from aworld_runtime.bus.redis.timers import Timers
 from aworld_runtime.bus.redis.tls import mismatch
@@ -79,7 +80,7 @@ class RedisBus:
         clustered = bool(self._address.seeds)
         self._keys = Keys(self._address.namespace, SHARDS if clustered else 1)
         make_link = ClusterLink if clustered else ServerLink
-        self._link: Link = make_link(self._address, scripts.SCRIPTS)
+        self._link: Link = make_link(self._address, SCRIPTS)
         self._hints = Hints(self._link.dial, self._reconnected, partial(denial, self._address))
         self._follows = Follows(self._link, self._hints)
         self._timers = Timers(self._link)
@@ -133,8 +134,8 @@ class RedisBus:
             write(event, log, seq, blobs) for seq, event in enumerate(events, expected_seq + 1)
         ]
         if blobs:
-            await scripts.keep_blobs(self._link, keys, blobs)
-        last = await scripts.append(
+            await logs.keep_blobs(self._link, keys, blobs)
+        last = await logs.append(
             self._link,
             keys,
             log,
@@ -159,7 +160,7 @@ class RedisBus:
             reply = await self._link.call(
                 b"XRANGE", keys.log, f"{position}-0", b"+", b"COUNT", str(count)
             )
-            events += await self._events(log, scripts.entries(reply))
+            events += await self._events(log, entries(reply))
             if len(reply) < count:
                 if events and not reply and await self.last_seq(log) < position - 1:
                     # The server lost the log between two pages: the first ones alone would pass for all of it.
@@ -196,13 +197,13 @@ class RedisBus:
                 self._codec.encode_in_log(event, log, seq, blobs)
                 for seq, event in enumerate(batch, first + begin)
             ]
-            await scripts.keep_blobs(self._link, keys, blobs)
-            await scripts.stage(self._link, staging, first + begin, bodies)
+            await logs.keep_blobs(self._link, keys, blobs)
+            await logs.stage(self._link, staging, first + begin, bodies)
         end = first + len(events) - 1
-        await scripts.unstage(self._link, staging, keys, log, first, end)
+        await logs.unstage(self._link, staging, keys, log, first, end)
 
     async def unlink(self, log: str, *, keep_s: float = RETIRED_S, last: int | None = None) -> None:
-        await scripts.retire(self._link, self._keys.log(log), round(keep_s * 1000), last)
+        await logs.retire(self._link, self._keys.log(log), round(keep_s * 1000), last)
 
     async def server_id(self) -> str:
         run_ids: list[str] = []
@@ -244,7 +245,7 @@ class RedisBus:
         if not before:
             return
         cursors = [read_cursor(cursor, self._keys.shards) for cursor in before]
-        earliest = [min(places, key=scripts.position) for places in zip(*cursors, strict=True)]
+        earliest = [min(places, key=position) for places in zip(*cursors, strict=True)]
         trimmed = [
             self._link.call(b"XTRIM", feed, b"MINID", place)
             for feed, place in zip(self._keys.feeds, earliest, strict=True)
@@ -262,7 +263,7 @@ class RedisBus:
         for event in events:
             bodies[lane_of(event)].append(self._codec.encode(event, codec.mail(log)))
         keys, limits = self._keys.log(log), self._address.limits
-        length = await scripts.send_mail(
+        length = await logs.send_mail(
             self._link, keys, bodies["data"], bodies["control"], limits.mail
         )
         limits.check_mail(log, length)
@@ -293,7 +294,7 @@ class RedisBus:
         bodies = [self._codec.encode(event, place) for event in events]
         delay_s = 0.0 if at is None else (at - datetime.now(UTC)).total_seconds()
         delay_ms = max(round(delay_s * 1000), 0)
-        length = await scripts.put(self._link, keys, bodies, limits.queue, delay_ms)
+        length = await queues.put(self._link, keys, bodies, limits.queue, delay_ms)
         limits.check_queue(queue, length)
         if delay_s > 0:
             self._timers.set(keys, delay_s)
@@ -374,7 +375,7 @@ class RedisBus:
             await self.send_mail(episode_log(request.episode_id), answer)
         else:
             body = self._codec.encode(answer, codec.reply(request.id))
-            await scripts.reply(self._link, self._keys.reply(request.id), body)
+            await nodes.reply(self._link, self._keys.reply(request.id), body)
 
     # broadcasts
 
@@ -397,13 +398,13 @@ class RedisBus:
 
     async def announce(self, node: NodeInfo, *, ttl_s: float = 5.0) -> None:
         body = node.model_copy(update={"seen": self.now()}).model_dump_json().encode()
-        await scripts.announce(self._link, self._keys.nodes, node.name, body, round(ttl_s * 1000))
+        await nodes.announce(self._link, self._keys.nodes, node.name, body, round(ttl_s * 1000))
 
     async def withdraw(self, name: str) -> None:
         await self._link.call(b"HDEL", self._keys.nodes, name)
 
     async def nodes(self) -> list[NodeInfo]:
-        found = await scripts.nodes(self._link, self._keys.nodes)
+        found = await nodes.nodes(self._link, self._keys.nodes)
         return [NodeInfo.model_validate_json(body) for body in found]
 
     # inside
@@ -461,7 +462,7 @@ class RedisBus:
     async def _blobs(self, keys: LogKeys, entries: Sequence[Entry]) -> Mapping[str, bytes]:
         """The large content of these entries of a log."""
         wanted = references(fields[1] for _, fields in entries)
-        return await scripts.blobs_of(self._link, keys, wanted) if wanted else NONE
+        return await logs.blobs_of(self._link, keys, wanted) if wanted else NONE
 
     async def _events(self, log: str, entries: Sequence[Entry]) -> list[Event]:
         """What these entries of a log are."""

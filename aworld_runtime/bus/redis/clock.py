@@ -6,6 +6,14 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+NOW = """
+local function now()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+"""
+"""For scripts: milliseconds by the server's clock."""
+
 
 class Clock:
     """As the server last told it. In between it goes on with this machine's monotonic clock, which nobody sets."""

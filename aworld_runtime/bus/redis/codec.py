@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aworld_runtime.bus.base import DEAD_MAIL
-from aworld_runtime.bus.redis.scripts import Entry
+from aworld_runtime.bus.redis.entries import Entry
 from aworld_runtime.errors import ForgedEventError
 from aworld_runtime.events import Event, Registry
 from aworld_runtime.names import tool_of_queue

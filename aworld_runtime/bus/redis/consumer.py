@@ -24,14 +24,16 @@ import anyio
 from aworld_runtime import telemetry
 from aworld_runtime.bus.backoff import backoff_s
 from aworld_runtime.bus.base import MAX_DELIVERIES, Delivery, Standing, too_late
-from aworld_runtime.bus.redis import codec, scripts
+from aworld_runtime.bus.redis import codec
 from aworld_runtime.bus.redis.awake import Awake
 from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.codec import Codec
+from aworld_runtime.bus.redis.entries import BODY, DELIVERIES, FAILURES
 from aworld_runtime.bus.redis.heartbeat import Heartbeat, Lease
 from aworld_runtime.bus.redis.keys import QueueKeys
 from aworld_runtime.bus.redis.link import FIRST_PAUSE_S, FULL, LONGEST_PAUSE_S, Link
-from aworld_runtime.bus.redis.scripts import BODY, DELIVERIES, FAILURES, Held
+from aworld_runtime.bus.redis.scripts import queues
+from aworld_runtime.bus.redis.scripts.queues import Held
 from aworld_runtime.bus.redis.timers import Timers
 from aworld_runtime.bus.redis.wire import (
     REPLY_S,
@@ -124,7 +126,7 @@ class RedisDelivery:
 
     async def standing(self) -> Standing:
         consumer = self._consumer
-        return await scripts.standing(consumer.services.link, consumer.keys, consumer.name, self.id)
+        return await queues.standing(consumer.services.link, consumer.keys, consumer.name, self.id)
 
     async def ack(self) -> None:
         await self._consumer.ack((self,))
@@ -137,7 +139,7 @@ class RedisDelivery:
             delay_s = backoff_s(self._failures + 1) if after_s is None else after_s
             delay_ms = max(round(delay_s * 1000), 0)
             try:
-                done = await scripts.again(
+                done = await queues.again(
                     consumer.services.link, consumer.keys, self._held(), delay_ms
                 )
                 self.lost = not done
@@ -284,7 +286,7 @@ class RedisConsumer:
         """Make work a dead letter of a queue that is known to have some; whether it was held."""
         link = self.services.link
         await link.call(b"SADD", self.services.dead_queues, self.queue)
-        return await scripts.bury(link, self.keys, held, reason)
+        return await queues.bury(link, self.keys, held, reason)
 
     # for the bus
 
@@ -349,7 +351,7 @@ class RedisConsumer:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                return await scripts.ack(self.services.link, self.keys, self.name, ids)
+                return await queues.ack(self.services.link, self.keys, self.name, ids)
             except BusFullError:
                 if time.monotonic() >= deadline:
                     raise
@@ -413,10 +415,10 @@ class RedisConsumer:
         self._client_id = str(client_id).encode()
         wire.most_bytes = READ_MOST
         self._wire = wire
-        await self._exchange(scripts.join_command(self.keys))
+        await self._exchange(queues.join_command(self.keys))
         if self._too_large:
             most = 2 * REFUSE_ABOVE
-            await self._exchange(scripts.bury_large_command(self.keys, self.name, most))
+            await self._exchange(queues.bury_large_command(self.keys, self.name, most))
             self._too_large = False
 
     async def _read_while_wanted(self) -> None:
@@ -451,8 +453,8 @@ class RedisConsumer:
 
     async def _tend(self, room: int) -> int:
         """Move delayed work that is due and take over expired leases; how many."""
-        claim = scripts.claim_command(self.keys, self.name, round(self._lease_s * 1000), room)
-        promote = scripts.promote_command(self.keys)
+        claim = queues.claim_command(self.keys, self.name, round(self._lease_s * 1000), room)
+        promote = queues.promote_command(self.keys)
         due_ms, claimed, now = await self._exchange(promote, claim, (b"TIME",))
         self.services.clock.hear(now)
         self._next_tending = time.monotonic() + TEND_S
@@ -463,7 +465,7 @@ class RedisConsumer:
     async def _read(self, room: int) -> None:
         wait_s = min(max(self._next_tending - time.monotonic(), 0.001), BLOCK_S)
         block_ms = max(round(wait_s * 1000), 1) if not self._buffer else None
-        command = scripts.read_command(self.keys, self.name, room, block_ms)
+        command = queues.read_command(self.keys, self.name, room, block_ms)
         (reply,) = await self._exchange(command)
         if reply:
             await self._receive([(entry_id, fields, 1) for entry_id, fields in reply[0][1]])
@@ -486,7 +488,7 @@ class RedisConsumer:
             # The server came back empty, or somebody deleted the queue: it begins anew.
             if not self._refused_s:
                 logger.warning("queue %r is gone from the server; it begins anew", self.queue)
-            (joined,) = await self._wire.ask([scripts.join_command(self.keys)])
+            (joined,) = await self._wire.ask([queues.join_command(self.keys)])
             refused = joined if isinstance(joined, ReplyError) else None
         if refused is not None:
             await self._wait_for_room(refused)
@@ -551,13 +553,13 @@ class RedisConsumer:
         self._held.clear()
         await self._release(unsettled)
         try:
-            await scripts.leave(self.services.link, self.keys, self.name)
+            await queues.leave(self.services.link, self.keys, self.name)
         except BusError as error:
             logger.debug("consumer %s not removed: %s", self.name, error)
 
     async def _release(self, ids: list[tuple[bytes, bool]]) -> None:
         try:
-            await scripts.release(self.services.link, self.keys, self.name, ids)
+            await queues.release(self.services.link, self.keys, self.name, ids)
         except BusError as error:
             # Their leases run out, then others take them over.
             logger.warning("%d deliveries of %r not given back: %s", len(ids), self.queue, error)

@@ -6,11 +6,11 @@ import re
 from datetime import UTC, datetime
 
 from aworld_runtime.bus.base import DEAD_MAIL, DeadLetter
-from aworld_runtime.bus.redis import scripts
 from aworld_runtime.bus.redis.codec import Codec, letter
+from aworld_runtime.bus.redis.entries import BODY, DELIVERIES, LOG, REASON, Entry, entries, position
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.link import Link
-from aworld_runtime.bus.redis.scripts import BODY, DELIVERIES, LOG, REASON, Entry
+from aworld_runtime.bus.redis.scripts import logs, queues
 from aworld_runtime.errors import EventError, NotFoundError
 
 NO_LIMIT = 2**53
@@ -34,7 +34,7 @@ class DeadLetters:
     async def of(self, queue: str, limit: int) -> list[DeadLetter]:
         key = self._keys.queue(queue).dead
         reply = await self._link.call(b"XRANGE", key, b"-", b"+", b"COUNT", str(limit))
-        return [self._letter(queue, entry) for entry in scripts.entries(reply)]
+        return [self._letter(queue, entry) for entry in entries(reply)]
 
     async def requeue(self, queue: str, letter_id: str) -> None:
         """Back to the queue, as a whole; mail to its log, in two steps, as they may stand on two nodes."""
@@ -42,11 +42,11 @@ class DeadLetters:
         found = await self._find(queue, letter_id)
         log = found.get(LOG)
         if log is None:
-            if not await scripts.requeue(self._link, keys, letter_id):
+            if not await queues.requeue(self._link, keys, letter_id):
                 raise _unknown(queue, letter_id)
             return
         log_keys = self._keys.log(log.decode())
-        await scripts.send_mail(self._link, log_keys, [found[BODY]], (), NO_LIMIT)
+        await logs.send_mail(self._link, log_keys, [found[BODY]], (), NO_LIMIT)
         await self._link.call(b"XDEL", keys.dead, letter_id)
 
     async def drop(self, queue: str, letter_id: str) -> None:
@@ -65,7 +65,7 @@ class DeadLetters:
         if not re.fullmatch(r"\d+-\d+", letter_id):  # what is no id is an error to the server
             raise _unknown(queue, letter_id)
         key = self._keys.queue(queue).dead
-        found = scripts.entries(await self._link.call(b"XRANGE", key, letter_id, letter_id))
+        found = entries(await self._link.call(b"XRANGE", key, letter_id, letter_id))
         if not found:
             raise _unknown(queue, letter_id)
         fields = found[0][1]
@@ -85,7 +85,7 @@ class DeadLetters:
             event=event,
             reason=values[REASON].decode(errors="replace"),
             deliveries=int(values[DELIVERIES]),
-            time=datetime.fromtimestamp(scripts.position(entry_id)[0] / 1000, UTC),
+            time=datetime.fromtimestamp(position(entry_id)[0] / 1000, UTC),
             raw=raw,
             log=None if log is None else log.decode(),
         )

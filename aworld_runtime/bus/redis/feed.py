@@ -9,8 +9,8 @@ import anyio
 
 from aworld_runtime.bus.base import FeedEntry
 from aworld_runtime.bus.redis.awake import Awake
+from aworld_runtime.bus.redis.entries import position
 from aworld_runtime.bus.redis.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link
-from aworld_runtime.bus.redis.scripts import position
 from aworld_runtime.bus.redis.wire import (
     REPLY_S,
     Command,

@@ -16,9 +16,9 @@ from functools import partial
 
 import anyio
 
+from aworld_runtime.bus.redis.entries import Entry, entries, position
 from aworld_runtime.bus.redis.hints import Hints
 from aworld_runtime.bus.redis.link import Link
-from aworld_runtime.bus.redis.scripts import Entry, entries, position
 from aworld_runtime.bus.redis.wire import Reply
 
 SWEEP_S = 1.0

@@ -22,7 +22,7 @@ from redis.retry import Retry
 
 from aworld_runtime import telemetry
 from aworld_runtime.bus.redis.link import Link
-from aworld_runtime.bus.redis.scripts import RENEW
+from aworld_runtime.bus.redis.scripts.queues import RENEW
 from aworld_runtime.bus.redis.wire import at_place
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
 from aworld_runtime.bus.base import Mail
+from aworld_runtime.bus.redis.entries import Entry
 from aworld_runtime.bus.redis.follow import Follower
-from aworld_runtime.bus.redis.scripts import Entry
 from aworld_runtime.errors import EventError
 from aworld_runtime.events import Event
 

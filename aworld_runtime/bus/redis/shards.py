@@ -16,9 +16,9 @@ from typing import Self
 import anyio
 
 from aworld_runtime.bus.base import FeedEntry
+from aworld_runtime.bus.redis.entries import Entry, entries, position
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.link import CommandRefused, Link
-from aworld_runtime.bus.redis.scripts import Entry, entries, position
 from aworld_runtime.bus.redis.wire import Reply
 from aworld_runtime.errors import BusError
 

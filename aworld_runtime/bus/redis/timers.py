@@ -12,9 +12,9 @@ import logging
 
 import anyio
 
-from aworld_runtime.bus.redis import scripts
 from aworld_runtime.bus.redis.keys import QueueKeys
 from aworld_runtime.bus.redis.link import Link
+from aworld_runtime.bus.redis.scripts import queues
 from aworld_runtime.errors import BusError
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Timers:
             _, keys = heapq.heappop(self._due)
             try:
                 # Milliseconds are cut off on the way: look again where it is not quite due yet.
-                next_ms = await scripts.promote(self._link, keys)
+                next_ms = await queues.promote(self._link, keys)
                 if 0 <= next_ms < 10:
                     self.set(keys, (next_ms + 1) / 1000)
             except BusError as error:

@@ -1,0 +1,224 @@
+"""Scripts over a log, its mail and its large content."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+
+from aworld_runtime.bus.base import Mail
+from aworld_runtime.bus.redis.keys import LogKeys
+from aworld_runtime.bus.redis.link import Link, Script
+from aworld_runtime.bus.redis.wire import Argument
+from aworld_runtime.payloads import Blob, in_pieces
+
+MAIL_TTL_S = 24 * 3600
+"""Life of mail for a log that isn't there (yet, or any more)."""
+STAGING_TTL_S = 300
+BLOBS_BYTES = 8 * 1024 * 1024
+"""Content in one reply."""
+
+_APPEND = Script(
+    """
+local function last_seq(log)
+  return string.match(redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1][1], '%d+') + 0
+end
+local results, a = {}, 1
+for k = 1, #KEYS, 5 do
+  local log, mail, control = KEYS[k], KEYS[k + 1], KEYS[k + 2]
+  local name, expected, bodies, acks = ARGV[a], ARGV[a + 1] + 0, ARGV[a + 2] + 0, ARGV[a + 3] + 0
+  local fork, first = ARGV[a + 4] == '1', a + 5
+  a = first + bodies + acks
+  -- A log that begins at 1 is as long as its last seq. A fork's is longer than that says: look.
+  local last = redis.call('XLEN', log)
+  if last ~= expected and last > 0 then last = last_seq(log) end
+  local refused = last ~= expected and not (fork and last == 0)
+  for i = 1, refused and 0 or bodies do
+    local added = redis.pcall('XADD', log, (expected + i) .. '-0', 'e', ARGV[first + i - 1])
+    if added.err then
+      -- As long as expected, but a fork: its last seq is higher. Any other error is one.
+      if not (i == 1 and string.find(added.err, 'equal or smaller')) then return added end
+      refused, last = true, last_seq(log)
+      break
+    end
+  end
+  if refused then
+    results[#results + 1] = -1 - last
+  else
+    if bodies > 0 then
+      redis.call('XADD', KEYS[k + 3], '*', 'a', expected + 1 .. ' ' .. expected + bodies .. ' ' .. name)
+      redis.call('PUBLISH', log, '')
+      for i = k + 1, last == 0 and k + 4 or 0 do redis.call('PERSIST', KEYS[i]) end
+    end
+    for i = first + bodies, a - 1 do
+      local lane, id = string.match(ARGV[i], '^(c?)(.*)$')
+      redis.call('XDEL', lane == 'c' and control or mail, id)
+    end
+    results[#results + 1] = expected + bodies
+  end
+end
+return results
+""",
+    merges=True,
+    adds=True,
+)
+
+
+def append(
+    link: Link,
+    keys: LogKeys,
+    name: str,
+    expected_seq: int,
+    bodies: Sequence[bytes],
+    *,
+    fork: bool,
+    acks: Sequence[Mail],
+) -> Awaitable[int]:
+    """Add `bodies` after `expected_seq` and free mail. The new last seq, or -1 - the last seq there is."""
+    arguments: list[Argument] = [
+        name,
+        str(expected_seq),
+        str(len(bodies)),
+        str(len(acks)),
+        "1" if fork else "0",
+        *bodies,
+        *(f"c{mail.id}" if mail.lane == "control" else mail.id for mail in acks),
+    ]
+    return link.run_script(_APPEND, keys, arguments)
+
+
+_STAGE = Script(
+    f"""
+for i = 2, #ARGV do
+  redis.call('XADD', KEYS[1], (tonumber(ARGV[1]) + i - 2) .. '-0', 'e', ARGV[i])
+end
+redis.call('EXPIRE', KEYS[1], {STAGING_TTL_S})
+""",
+    adds=True,
+)
+
+
+async def stage(link: Link, staging: bytes, first_seq: int, bodies: Sequence[bytes]) -> None:
+    """Add to a log that is being put together."""
+    await link.run_script(_STAGE, (staging,), (str(first_seq), *bodies))
+
+
+_UNSTAGE = Script(
+    """
+-- A log that is there has no TTL; a retired one has, and is replaced.
+if redis.call('TTL', KEYS[2]) == -1 then return redis.call('UNLINK', KEYS[1]) end
+redis.call('XADD', KEYS[5], '*', 'a', ARGV[1])
+redis.call('RENAME', KEYS[1], KEYS[2])
+for i = 2, #KEYS do redis.call('PERSIST', KEYS[i]) end
+redis.call('PUBLISH', KEYS[2], '')
+"""
+)
+
+
+async def unstage(
+    link: Link, staging: bytes, keys: LogKeys, name: str, first: int, last: int
+) -> None:
+    """Make it the log, unless there is one, and tell the feed of its events `first` … `last`."""
+    await link.run_script(_UNSTAGE, (staging, *keys), (f"{first} {last} {name}",))
+
+
+_RETIRE = Script(
+    """
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+if ARGV[2] ~= '' and ARGV[2] ~= (last and last[1] or '0-0') then return end
+local sha256 = last and string.match(last[2][2], '{"blob":"(%x+)","size":%d+}}$')
+local blob = sha256 and redis.call('HGET', KEYS[4], sha256)
+redis.call('UNLINK', unpack(KEYS))
+if last and tonumber(ARGV[1]) > 0 then
+  redis.call('XADD', KEYS[1], last[1], unpack(last[2]))
+  redis.call('PEXPIRE', KEYS[1], ARGV[1])
+  if blob then
+    redis.call('HSET', KEYS[4], sha256, blob)
+    redis.call('PEXPIRE', KEYS[4], ARGV[1])
+  end
+end
+"""
+)
+
+
+async def retire(link: Link, keys: LogKeys, keep_ms: int, last: int | None) -> None:
+    """Free a log, its mail and its blobs but for the log's last event, which gets a TTL; not where that isn't `last`.
+
+    Works on a full server, too: it begins by freeing. A new stream, because a trimmed one keeps the
+    memory of its last node.
+    """
+    expected = "" if last is None else f"{last}-0"
+    streams = (keys.log, keys.mail, keys.control, keys.blobs)
+    await link.run_script(_RETIRE, streams, (str(keep_ms), expected))
+
+
+_KEEP_BLOB = Script(
+    f"""
+redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2])
+if redis.call('TTL', KEYS[2]) ~= -1 then redis.call('EXPIRE', KEYS[1], {MAIL_TTL_S}) end
+""",
+    adds=True,
+)
+
+
+async def keep_blobs(link: Link, keys: LogKeys, blobs: Iterable[Blob]) -> None:
+    """Add content that events of the log will refer to. The append that begins the log takes its TTL away."""
+    for blob in blobs:
+        await link.run_script(_KEEP_BLOB, (keys.blobs, keys.log), blob)
+
+
+async def blobs_of(link: Link, keys: LogKeys, wanted: Mapping[str, int]) -> dict[str, bytes]:
+    """Content by its sha256; `wanted` says how many bytes each has. What isn't there is left out."""
+    found: dict[str, bytes] = {}
+    for names in in_pieces(wanted, BLOBS_BYTES):
+        contents = await link.call(b"HMGET", keys.blobs, *names)
+        found |= {n: c for n, c in zip(names, contents, strict=True) if c is not None}
+    return found
+
+
+_SEND_MAIL = Script(
+    f"""
+local refused, a = {{}}, 1
+for k = 1, #KEYS, 3 do
+  local limit, counts, first = ARGV[a] + 0, {{ARGV[a + 1] + 0, ARGV[a + 2] + 0}}, a + 3
+  local length = 0
+  for lane = 1, 2 do
+    if counts[lane] > 0 then length = math.max(length, redis.call('XLEN', KEYS[k + lane - 1])) end
+  end
+  for lane = 1, length < limit and 2 or 0 do
+    local mail = KEYS[k + lane - 1]
+    for i = first, first + counts[lane] - 1 do redis.call('XADD', mail, '*', 'e', ARGV[i]) end
+    if counts[lane] > 0 then
+      if redis.call('TTL', KEYS[k + 2]) ~= -1 then redis.call('EXPIRE', mail, {MAIL_TTL_S}) end
+      redis.call('PUBLISH', mail, '')
+    end
+    first = first + counts[lane]
+  end
+  refused[#refused + 1] = length < limit and 0 or length
+  a = a + 3 + counts[1] + counts[2]
+end
+return refused
+""",
+    merges=True,
+    adds=True,
+)
+
+
+def send_mail(
+    link: Link, keys: LogKeys, bodies: Sequence[bytes], control: Sequence[bytes], limit: int
+) -> Awaitable[int]:
+    """Add mail for the owner of a log, and hint. Where there are `limit` already, add none and say how many.
+
+    Control mail goes out before what waits in the link.
+    """
+    arguments = (str(limit), str(len(bodies)), str(len(control)), *bodies, *control)
+    streams = (keys.mail, keys.control, keys.log)
+    return link.run_script(_SEND_MAIL, streams, arguments, urgent=bool(control))
+
+
+SCRIPTS = (
+    _APPEND,
+    _STAGE,
+    _UNSTAGE,
+    _RETIRE,
+    _KEEP_BLOB,
+    _SEND_MAIL,
+)
