@@ -30,7 +30,7 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.messages import ToolCall
 from aworld_runtime.models.scripted import ScriptedModel
-from aworld_runtime.names import episode_log, run_log
+from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
 from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.nodes.janitor import Janitor
 from aworld_runtime.nodes.logs import Logs
@@ -289,6 +289,15 @@ async def begun(bus: Bus, store: Store, gate: Gate) -> AsyncGenerator[tuple[Even
     yield requested, await store.read(owner.log)
 
 
+async def feeds_known(bus: Bus, store: Store) -> None:
+    """The next janitor will know which feed the bus had."""
+
+    async def written_down() -> bool:
+        return await store.cursor(f"janitor@{bus.url}") is not None
+
+    await wait_until(written_down, description="the feed's name in the store")
+
+
 @pytest.mark.parametrize("janitors", [1, 2])
 async def test_an_episode_whose_owner_died_with_the_servers_data_is_restored_and_ends(
     server: PrivateServer, store: Store, janitors: int
@@ -328,17 +337,38 @@ async def test_a_janitor_that_comes_after_the_loss_restores_what_the_last_one_kn
     gate.open.set()
     async with open_bus(server.url) as bus, anyio.create_task_group() as tasks:
         async with kept_clean(bus, store), begun(bus, store, gate) as (requested, before):
-
-            async def written_down() -> bool:
-                return await store.cursor(f"janitor@{bus.url}") is not None
-
-            await wait_until(written_down, description="the feed's name in the store")
+            await feeds_known(bus, store)
         await restart_empty(server)
         async with kept_clean(bus, store, retire_after_s=60.0):
             tasks.start_soon(Worker(bus, name="w", programs={"local:test": gated(gate)}).run)
             after = await ended(bus, store, episode_log(requested.episode_id or ""))
             assert after[len(before)].data == LogRestored(at=len(before))
         tasks.cancel_scope.cancel()
+
+
+async def test_an_episode_whose_end_alone_is_not_in_its_record_is_restored_and_stays_ended(
+    server: PrivateServer, store: Store
+) -> None:
+    """Its archiver was killed between the last events and the record, and then the server lost its data."""
+    gate = Gate()
+    gate.open.set()
+    async with open_bus(server.url) as bus:
+        async with kept_clean(bus, store), begun(bus, store, gate) as (requested, _):
+            await feeds_known(bus, store)
+        before = await run_episode(bus, requested, gated(gate).program())
+        log = episode_log(requested.episode_id or "")
+        await store.put_events(log, before)
+        await restart_empty(server)
+        async with kept_clean(bus, store, retire_after_s=60.0) as (janitor,):
+
+            async def told() -> bool:
+                record = await store.episode(requested.episode_id or "")
+                return record is not None and record.status == "answered"
+
+            await wait_until(told, 15, "the end in its record")
+            assert not janitor.incidents
+        assert ids(await read_all(bus, log)) == ids(before)
+        assert await bus.backlog(EPISODES_QUEUE) == 0
 
 
 async def test_what_nobody_can_run_from_its_log_ends_with_the_loss(
