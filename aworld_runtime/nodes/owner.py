@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise, takewhile
@@ -263,6 +263,7 @@ class EpisodeOwner:
                 self.events = past
                 self._end()
                 return
+            expect_no_end(self.log, past)
             if past:
                 logger.info("%s is taken over after its event %d", self.log, past[-1].seq)
                 taken_over = self._event(EpisodeTakenOver(worker=self._worker))
@@ -637,4 +638,17 @@ class EpisodeOwner:
             causation_id=cause.id,
             hops=cause.hops + 1,
             traceparent=requested.traceparent,
+        )
+
+
+def expect_no_end(log: str, past: Iterable[Event]) -> None:
+    """See whether an owner may go on with a log.
+
+    Raises:
+        EventError: it goes on behind its end. Whoever took it over would add to the damage.
+    """
+    if end := next((event for event in past if isinstance(event.data, EpisodeFinished)), None):
+        raise EventError(
+            f"{log} goes on behind its end at event {end.seq}: it can't be taken over; aworld verify compares it"
+            " with the store"
         )

@@ -275,6 +275,33 @@ async def test_an_episode_whose_log_cannot_be_read_fails_and_takes_no_worker_dow
         tasks.cancel_scope.cancel()
 
 
+async def test_an_episode_whose_log_goes_on_behind_its_end_fails_and_takes_no_worker_down() -> None:
+    slow = Agent("slow", llm=ScriptedModel(lambda _: "done"))
+    async with (
+        open_bus("memory://") as bus,
+        bus.mailbox(run_log("r")) as mail,
+        anyio.create_task_group() as tasks,
+    ):
+        ended = Event.of(EpisodeFinished(reason="failed"), source="test", episode_id="bad")
+        behind = Event.of(MessagePosted(content="too late"), source="test", episode_id="bad")
+        await bus.append(episode_log("bad"), 0, [request("bad"), ended, behind])
+        await bus.put(EPISODES_QUEUE, request("bad"), request("good"))
+        tasks.start_soon(Worker(bus, name="w", programs={"local:slow": slow}).run)
+        ends: dict[str | None, str] = {}
+        with anyio.fail_after(10):
+            while len(ends) < 2:
+                for item in await anext(mail):
+                    assert isinstance(item.event.data, EpisodeFinished)
+                    ends[item.event.episode_id] = item.event.data.error or ""
+        assert "goes on behind its end at event 2" in ends["bad"]
+        assert not ends["good"]
+        assert await bus.last_seq(episode_log("bad")) == 3
+        (letter,) = await bus.dead_letters(EPISODES_QUEUE)
+        assert letter.event is not None
+        assert (letter.event.episode_id, letter.deliveries) == ("bad", 3)
+        tasks.cancel_scope.cancel()
+
+
 async def test_an_episode_goes_on_where_the_server_came_back_without_its_last_writes(
     tmp_path: Path,
 ) -> None:
