@@ -122,8 +122,7 @@ class Janitor:
             seconds=self._restore_after_s
         ):
             await self._restore_all(feed_id)
-        if not self._lost:
-            await self._write_down()
+        await self._write_down()
         await self._retire_due()
         await self._trim(feed_id)
 
@@ -139,15 +138,17 @@ class Janitor:
     async def _begin(self, feed_id: str) -> None:
         """On a feed that it does not know yet: what has ended there, and was not retired by the last janitor."""
         if self._feed_id is None and not self._feeds:
-            self._feeds = await self._last_seen()
+            self._feeds, self._lost = await self._last_seen()
+            self._noticed = self._bus.now()
         if self._feeds and feed_id not in self._feeds:
             # The earlier ones, too: what was restored last time may not have been archived since.
             self._lost = self._feeds[-FEEDS_KNOWN:]
             self._noticed = self._bus.now()
             self._ended.clear()
             self._feed_id = None
-            self._written = datetime.min.replace(tzinfo=UTC)
-        self._feeds = [*(known for known in self._feeds if known != feed_id), feed_id]
+        if feed_id not in self._feeds[-1:]:
+            self._feeds = [*(known for known in self._feeds if known != feed_id), feed_id]
+            await self._write_down(now=True)
         found: dict[str, Ended] = {}
         end = self._archiver.cursor
         after = self._marked = await self._store.cursor(f"{self.name}@{feed_id}") or "0"
@@ -167,19 +168,26 @@ class Janitor:
         self._ended = found | self._ended
         self._feed_id = feed_id
 
-    async def _last_seen(self) -> list[str]:
-        """The feeds that another janitor of this bus knew a short while ago: it may have died with the server's data."""
-        feeds, _, time = (await self._store.cursor(self._place) or "").partition(" ")
-        if not time or self._bus.now() - datetime.fromisoformat(time) > SEEN_RECENTLY:
-            return []
-        return feeds.split(",")
+    async def _last_seen(self) -> tuple[list[str], list[str]]:
+        """The feeds that another janitor of this bus knew a short while ago, and those it had yet to restore: it may have
+        died with the server's data.
+        """
+        said = (await self._store.cursor(self._place) or "").split(" ")
+        if len(said) != len(("feeds", "lost", "time")):
+            return [], []
+        feeds, lost, time = said
+        if self._bus.now() - datetime.fromisoformat(time) > SEEN_RECENTLY:
+            return [], []
+        return feeds.split(","), [feed for feed in lost.split(",") if feed]
 
-    async def _write_down(self) -> None:
+    async def _write_down(self, *, now: bool = False) -> None:
         """For the next janitor. What is inside one process needs none: it ends with the process."""
-        now = self._bus.now()
-        if now - self._written >= SEEN_RECENTLY / 10 and not self._bus.url.startswith("memory:"):
-            await self._store.set_cursor(self._place, f"{','.join(self._feeds)} {now.isoformat()}")
-            self._written = now
+        time = self._bus.now()
+        due = now or time - self._written >= SEEN_RECENTLY / 10
+        if due and not self._bus.url.startswith("memory:"):
+            said = f"{','.join(self._feeds)} {','.join(self._lost)} {time.isoformat()}"
+            await self._store.set_cursor(self._place, said)
+            self._written = time
 
     async def _end(self, log: str) -> int:
         """Seq of the event that ended it, the last on the bus and in the store; 0 where there is none."""
@@ -236,6 +244,7 @@ class Janitor:
                 after = page[-1].id
             del self._lost[0]
         await self._queue_what_nobody_owns(feed_id)
+        await self._write_down(now=True)
 
     async def _restore_or_say_why(self, record: EpisodeRecord) -> None:
         log = episode_log(record.id)

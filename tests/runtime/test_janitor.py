@@ -76,12 +76,23 @@ async def bus(url: str) -> AsyncIterator[Bus]:
 
 @asynccontextmanager
 async def kept_clean(
-    bus: Bus, store: Store, *, retire_after_s: float = 0.0, janitors: int = 1
+    bus: Bus,
+    store: Store,
+    *,
+    retire_after_s: float = 0.0,
+    restore_after_s: float = 2.0,
+    janitors: int = 1,
 ) -> AsyncGenerator[Sequence[Janitor]]:
     """With an archiver and its janitor, or several."""
     async with Archiver(bus, store) as archiver, anyio.create_task_group() as tasks:
         made = [
-            Janitor(bus, store, archiver, retire_after_s=retire_after_s, restore_after_s=2.0)
+            Janitor(
+                bus,
+                store,
+                archiver,
+                retire_after_s=retire_after_s,
+                restore_after_s=restore_after_s,
+            )
             for _ in range(janitors)
         ]
         for janitor in made:
@@ -344,6 +355,34 @@ async def test_a_janitor_that_comes_after_the_loss_restores_what_the_last_one_kn
             after = await ended(bus, store, episode_log(requested.episode_id or ""))
             assert after[len(before)].data == LogRestored(at=len(before))
         tasks.cancel_scope.cancel()
+
+
+async def test_a_janitor_that_dies_before_it_has_restored_leaves_that_to_the_next_one(
+    server: PrivateServer, store: Store
+) -> None:
+    """And then the server loses its data once more."""
+    gate = Gate()
+    gate.open.set()
+    logs: list[str] = []
+    async with open_bus(server.url) as bus:
+        for _ in range(2):
+            async with kept_clean(bus, store, restore_after_s=60.0), begun(bus, store, gate) as one:
+                logs.append(episode_log(one[0].episode_id or ""))
+                feed_id = await bus.feed_id()
+
+                async def known(feed_id: str = feed_id) -> bool:
+                    return feed_id in (await store.cursor(f"janitor@{bus.url}") or "")
+
+                await wait_until(known, description="the feed's name in the store")
+            await restart_empty(server)
+        async with (
+            kept_clean(bus, store, retire_after_s=60.0),
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(Worker(bus, name="w", programs={"local:test": gated(gate)}).run)
+            for log in logs:
+                assert len(of_kind(await ended(bus, store, log), LogRestored)) == 1
+            tasks.cancel_scope.cancel()
 
 
 async def test_an_episode_whose_end_alone_is_not_in_its_record_is_restored_and_stays_ended(
