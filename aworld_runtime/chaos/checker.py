@@ -227,12 +227,19 @@ def mail_order(evidence: Evidence) -> Iterator[Violation]:
         for name, log in evidence.logs.items()
     }
     sent = Counter(event_id for op in evidence.calls["mail"] for event_id in op.ids)
+    entered: dict[tuple[str, str], float] = {}
+    for op in evidence.calls["append"]:
+        for event_id in op.ids if op.outcome != "fail" else ():
+            began = entered.get((op.target, event_id), NEVER)
+            entered[op.target, event_id] = min(began, op.began)
     latest: dict[tuple[str, str], tuple[float, int]] = {}
     for op in sorted(evidence.calls["mail"], key=lambda op: op.began):
         for event_id in op.ids:
             seq = places.get(op.target, {}).get(event_id)
             if seq is None or op.ended is None or op.outcome != "ok" or sent[event_id] > 1:
                 continue  # sent by two, the first one counts: its place says nothing
+            if entered.get((op.target, event_id), NEVER) < op.began:
+                continue  # who read of it elsewhere had entered it before it was sent
             ended, before = latest.get((op.target, op.process), (NEVER, 0))
             if op.began > ended and seq < before:
                 told = f"mail {event_id} of {op.process} stands before its earlier mail at {before}"

@@ -154,11 +154,17 @@ def test_an_effect_before_its_cause_is_found() -> None:
 
 
 def test_mail_that_overtook_the_same_senders_earlier_mail_is_found() -> None:
-    mail = [other("mail", LOG, "id3", "value.recorded", 2.0), other("mail", LOG, "id2", "", 3.0)]
+    mail = [other("mail", LOG, "id3", "value.recorded", 0.2), other("mail", LOG, "id2", "", 0.6)]
 
     assert kinds(Evidence([*OPERATIONS, *mail], whole())) == {"order_violations"}
-    at_once = [mail[0], replace(mail[1], began=2.05)]
+    at_once = [mail[0], replace(mail[1], began=0.25)]
     assert check(Evidence([*OPERATIONS, *at_once], whole())) == []
+
+
+def test_mail_that_was_in_the_log_before_it_was_sent_has_overtaken_none() -> None:
+    late = [other("mail", LOG, "id3", "value.recorded", 0.2), other("mail", LOG, "id2", "", 1.05)]
+
+    assert check(Evidence([*OPERATIONS, *late], whole())) == []
 
 
 def test_an_episode_without_an_end_is_found() -> None:
