@@ -5,13 +5,16 @@
                    is taken ─▶ it drops the work: another worker takes over what is there now
                    is gone  ─▶ it queues the request again, and drops the work
 
-Acknowledged events are facts, so whoever knows them may put them back; to go on takes the claim.
+Acknowledged events are facts, so whoever knows them may put them back; to go on takes the claim. Who has none may have been
+taken over before, by a worker that died with the server's data, and may not know how the log went on. So the log says
+`log.restored`, once all who know more of it have had the time to put that back.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
@@ -19,11 +22,15 @@ import anyio
 
 from aworld_runtime.bus.base import LEASE_S, Bus, Delivery
 from aworld_runtime.errors import Fenced
-from aworld_runtime.events import Event
+from aworld_runtime.events import Event, LogRestored
 from aworld_runtime.nodes.room import when_there_is_room
 
 logger = logging.getLogger(__name__)
 
+OTHERS_S = LEASE_S
+"""Seconds for all who know more of a log to put that back, too."""
+AGAIN_S = OTHERS_S + 1.0
+"""Seconds until an episode whose claim the server lost can be claimed again."""
 LOOK_S = 1.0
 """Seconds between two looks at whether the server is still the same."""
 
@@ -39,13 +46,16 @@ async def restarts(bus: Bus) -> AsyncGenerator[str]:
 
 
 class Claim:
-    """One owner's. `delivery` None: nobody else can have it."""
+    """One owner's, who writes as `source`. `delivery` None: nobody else can have it."""
 
-    def __init__(self, bus: Bus, log: str, requested: Event, delivery: Delivery | None) -> None:
+    def __init__(
+        self, bus: Bus, log: str, requested: Event, delivery: Delivery | None, *, source: str
+    ) -> None:
         self._bus = bus
         self._log = log
         self._requested = requested
         self._delivery = delivery
+        self._source = source
         self._mending: anyio.Lock | None = None
         """Made when it is needed, which is hardly ever: an idle episode should be small."""
 
@@ -58,14 +68,14 @@ class Claim:
         """See whether it is still held.
 
         Raises:
-            Fenced: it isn't. Where the server lost it, the request is queued again: a lease later, so that an owner who
-                knows more of the log puts that back first.
+            Fenced: it isn't. Where the server lost it, the request is queued again: later, so that an owner who knows more
+                of the log puts that back first.
         """
         standing = "held" if self._delivery is None else await self._delivery.standing()
         if standing == "held" or self._delivery is None:
             return
         if standing == "gone":
-            queue, later = self._delivery.queue, self._bus.now() + timedelta(seconds=LEASE_S)
+            queue, later = self._delivery.queue, self._bus.now() + timedelta(seconds=AGAIN_S)
             put = partial(self._bus.put, queue, self._requested, at=later)
             await when_there_is_room(put, who=self._log)
             raise Fenced(f"the bus lost the claim on {self._log}; it is queued again")
@@ -89,24 +99,43 @@ class Claim:
         Raises:
             Fenced: the events are there again, but the claim is not held; see `check`.
         """
-        known = tuple(known)
         self._mending = self._mending or anyio.Lock()
         async with self._mending:
-            there = await self._bus.last_seq(self._log)
-            if there >= len(known) or not await self._is_prefix(there, known):
+            whole = tuple(known)
+            first = there = await self._bus.last_seq(self._log)
+            if first >= len(whole):
                 return False
-            if there:
-                append = partial(self._bus.append, self._log, there, known[there:])
-            else:
-                append = partial(self._bus.restore, self._log, known)
-            await when_there_is_room(append, who=self._log)
+            while there < len(whole):  # others may put back what they know at the same time
+                if not await self._is_prefix(there, whole):
+                    return False
+                append = partial(self._bus.append, self._log, there, whole[there:])
+                restore = partial(self._bus.restore, self._log, whole)
+                with suppress(Fenced):
+                    await when_there_is_room(append if there else restore, who=self._log)
+                there = await self._bus.last_seq(self._log)
+            lost = len(whole) - first
             logger.warning(
-                "%s: the bus lost its last %d events; they are put back",
-                self._log,
-                len(known) - there,
+                "%s: the bus lost its last %d events; they are put back", self._log, lost
             )
-        await self.check()
+        try:
+            await self.check()
+        except Fenced:
+            await self._say_restored(known)
+            raise
         return True
+
+    async def _say_restored(self, known: Sequence[Event]) -> None:
+        """In the log, unless it has gone on since: then somebody knew more, or has it already."""
+        await anyio.sleep(OTHERS_S)
+        last = None
+        while last != len(known):  # an append of its own may still have come between
+            last = len(known)
+            restored = self._requested.caused(LogRestored(at=last), source=self._source)
+            with suppress(Fenced):
+                await when_there_is_room(
+                    partial(self._bus.append, self._log, last, [restored]), who=self._log
+                )
+                return
 
     async def _is_prefix(self, there: int, known: Sequence[Event]) -> bool:
         """Whether the log on the bus, `there` events long, is what `known` begins with: its last event tells."""

@@ -116,7 +116,7 @@ class EpisodeOwner:
         self.log = episode_log(requested.episode_id)
         self.events: list[Event] = []
         self.connect = connect
-        self._claim = Claim(bus, self.log, requested, delivery)
+        self._claim = Claim(bus, self.log, requested, delivery, source=f"worker/{worker}")
         self._requested = requested
         self._request = requested.data
         self._bus = bus

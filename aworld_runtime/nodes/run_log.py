@@ -77,4 +77,7 @@ class RunLog:
                 f"the bus lost {self.name}, and {self._store.url} has {len(events) - len(self._known)} of its first"
                 f" {oldest - 1} events: the run can't go on"
             )
-        return bool(events) and await Claim(self._bus, self.name, events[0], None).put_back(events)
+        if not events:
+            return False
+        claim = Claim(self._bus, self.name, events[0], None, source=events[0].source)
+        return await claim.put_back(events)

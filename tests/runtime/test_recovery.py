@@ -13,13 +13,14 @@ import pytest
 
 from aworld_runtime.agents import Agent
 from aworld_runtime.bus import Bus, open_bus
-from aworld_runtime.bus.base import read_all
+from aworld_runtime.bus.base import Delivery, read_all
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import Fenced
 from aworld_runtime.events import (
     EpisodeFinished,
     EpisodeTakenOver,
     Event,
+    LogRestored,
     ToolCalled,
 )
 from aworld_runtime.messages import ToolCall
@@ -122,7 +123,7 @@ async def test_no_log_is_begun_on_a_claim_that_the_server_lost(server: PrivateSe
     ):
         await bus.put(EPISODES_QUEUE, request_episode())
         delivery = await consumer.take()
-        claim = Claim(bus, "log", delivery.event, delivery)
+        claim = Claim(bus, "log", delivery.event, delivery, source="worker/w")
         await claim.expect()
         await restart_empty(server)
         with pytest.raises(Fenced, match="no longer held"):
@@ -143,13 +144,42 @@ async def test_two_owners_of_one_lost_log_put_back_what_each_knows(server: Priva
         async with bus.consume("claims", consumer="c", credit=2) as consumer:
             delivery = await consumer.take()
             await restart_empty(server)
-            for known in (everything[:2], everything):
-                claim = Claim(bus, log, requested, delivery)
-                with pytest.raises(Fenced, match="queued again"):
-                    await claim.put_back(known)
-            assert ids(await read_all(bus, log)) == ids(everything)
-            assert not await claim.put_back(everything[:2])
+            async with anyio.create_task_group() as owners:
+                for known in (everything[:2], everything):
+                    owners.start_soon(puts_back, bus, known, delivery)
+            after = await read_all(bus, log)
+            assert ids(after[:3]) == ids(everything)
+            assert [e.data for e in after[3:]] == [LogRestored(at=3)]
             assert await bus.backlog("claims")
+
+
+async def test_a_log_that_was_put_back_by_who_had_been_taken_over_says_that_more_may_be_lost(
+    server: PrivateServer,
+) -> None:
+    """The one who knew how it went on died with the server's data."""
+    async with open_bus(server.url) as bus:
+        requested = request_episode()
+        log = episode_log(requested.episode_id or "")
+        await bus.append(log, 0, [requested, Event.of(EpisodeTakenOver(worker="w1"), source="w/1")])
+        known = await read_all(bus, log)
+        await bus.append(log, 2, [Event.of(EpisodeTakenOver(worker="w2"), source="w/2")])
+        await bus.put("claims", requested)
+        async with bus.consume("claims", consumer="c") as consumer:
+            delivery = await consumer.take()
+            await restart_empty(server)
+            await puts_back(bus, known, delivery)
+        after = await read_all(bus, log)
+        assert ids(after[:2]) == ids(known)
+        assert [e.data for e in after[2:]] == [LogRestored(at=2)]
+
+
+async def puts_back(bus: Bus, known: Sequence[Event], delivery: Delivery) -> None:
+    """As an owner does whose claim the server has lost."""
+    requested = delivery.event
+    log = episode_log(requested.episode_id or "")
+    claim = Claim(bus, log, requested, delivery, source="worker/w1")
+    with pytest.raises(Fenced, match="queued again"):
+        await claim.put_back(known)
 
 
 async def test_a_zombie_of_a_retired_log_is_refused(server: PrivateServer) -> None:
