@@ -8,8 +8,8 @@
     queue_lost         work was acknowledged and never delivered, while the server kept its data
     not_archived       the store lacks events though its archiver says that it is done
 
-A loss that a log tells of itself (`log.restored` at or before the seq, or an end that names the loss) is no violation:
-it failed loudly. Everything here is a function of plain data.
+A loss that a log tells of itself (`log.restored` at or before the seq, or an end that names the loss) is no violation where
+the server came back empty after the append: it failed loudly. Everything here is a function of plain data.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ RESTORED = "log.restored"
 FINISHED = "episode.finished"
 REQUESTED = "episode.requested"
 TAKEN_OVER = "episode.taken_over"
+EMPTIED = "server_emptied"
 LOSS_WORDS = ("lost", "restored")
 """In the error of an episode that was ended because the bus lost its data."""
 NEVER = float("inf")
@@ -112,6 +113,11 @@ class Evidence:
     def log(self, name: str) -> Log:
         return self.logs.get(name, NOTHING)
 
+    def excused(self, append: Operation, seq: int) -> bool:
+        """Whether its log says that what it brought there may be lost, as it may where the server came back empty after it."""
+        after = any(b.kind == EMPTIED and b.ended > append.began for b in self.blows)
+        return after and seq >= self.log(append.target).loud_from
+
 
 NOTHING = Log()
 
@@ -158,7 +164,7 @@ def lost(evidence: Evidence) -> Iterator[Violation]:
             continue  # unlinked at once
         for seq, event_id in enumerate(op.ids if op.outcome == "ok" else (), op.after + 1):
             there = log.events.get(seq)
-            if seq < log.loud_from and (there is None or there.id != event_id):
+            if (there is None or there.id != event_id) and not evidence.excused(op, seq):
                 found = "nothing" if there is None else f"{there.type} {there.id}"
                 told = f"{op.process} was told that {event_id} is there; there is {found}"
                 yield Violation("acked_lost", op.target, seq, told)
@@ -181,14 +187,13 @@ def duplicates(evidence: Evidence) -> Iterator[Violation]:
 
 def two_bodies(evidence: Evidence) -> Iterator[Violation]:
     """A seq with two events, or an event that isn't as it was sent."""
-    told_first: dict[tuple[str, int], str] = {}
+    told_first: dict[tuple[str, int], tuple[str, Operation]] = {}
     sent: dict[str, int] = {}
-    for op in evidence.calls["append"]:
+    for op in sorted(evidence.calls["append"], key=lambda op: op.began):
         sent |= zip(op.ids, op.bodies, strict=True)
-        loud_from = evidence.log(op.target).loud_from
         for seq, event_id in enumerate(op.ids if op.outcome == "ok" else (), op.after + 1):
-            first = told_first.setdefault((op.target, seq), event_id)
-            if first != event_id and seq < loud_from:
+            first, earlier = told_first.setdefault((op.target, seq), (event_id, op))
+            if first != event_id and not evidence.excused(earlier, seq):
                 told = f"{first} and {event_id} were both acknowledged there"
                 yield Violation("duplicate_commits", op.target, seq, told)
     for name, log in evidence.logs.items():
@@ -278,7 +283,7 @@ def wrong_ends(evidence: Evidence) -> Iterator[Violation]:
 
 def queue_lost(evidence: Evidence) -> Iterator[Violation]:
     """Acknowledged work that was never delivered. A server that came back empty has lost its queues."""
-    emptied = [blow.ended for blow in evidence.blows if blow.kind == "server_emptied"]
+    emptied = [blow.ended for blow in evidence.blows if blow.kind == EMPTIED]
     taken = {event_id for op in evidence.calls["take"] for event_id in op.ids}
     for op in evidence.calls["put"]:
         if op.outcome == "ok" and not any(end > op.began for end in emptied):

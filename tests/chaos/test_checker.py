@@ -195,16 +195,30 @@ def test_events_that_the_store_lacks_are_found() -> None:
 def test_a_log_that_tells_of_its_loss_failed_loudly() -> None:
     restored = events(1, 2) | {3: Stored("r", 7, "log.restored"), 4: stored(4)}
     logs = {LOG: Log(restored, restored)}
+    emptied = Blow("server_emptied", "server", 3.5, 3.6)
 
     assert loud(logs) == [LOG]
-    assert check(Evidence(OPERATIONS, logs)) == []
+    assert check(Evidence(OPERATIONS, logs, [emptied])) == []
+
+
+def test_what_a_log_says_of_a_loss_excuses_none_that_came_after_it() -> None:
+    restored = events(1, 2) | {3: Stored("r", 7, "log.restored"), 4: stored(4)}
+    logs = {LOG: Log(restored, restored)}
+    earlier = Blow("server_emptied", "server", 2.5, 2.6)
+
+    found = [v.seq for v in check(Evidence(OPERATIONS, logs, [earlier])) if v.what == "acked_lost"]
+
+    assert found == [3]
 
 
 def test_a_loss_before_the_place_that_tells_of_it_is_none_of_its() -> None:
     restored = {1: replace(stored(1), id="x"), **events(2), 3: Stored("r", 7, "log.restored")}
     logs = {LOG: Log(restored | {4: stored(4)})}
+    emptied = Blow("server_emptied", "server", 3.5, 3.6)
 
-    assert [v.seq for v in check(Evidence(OPERATIONS, logs)) if v.what == "acked_lost"] == [1]
+    found = [v.seq for v in check(Evidence(OPERATIONS, logs, [emptied])) if v.what == "acked_lost"]
+
+    assert found == [1]
 
 
 def test_violations_of_one_sort_in_one_log_are_told_once() -> None:
