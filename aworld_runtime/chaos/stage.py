@@ -40,8 +40,6 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 4
 TOOL_WORKERS = 2
-OUTAGE_S = 120
-"""How long the parts wait for a server that is away: longer than any fault."""
 READY_S = 20.0
 POLL_S = 0.05
 MONGO_READY_S = 60.0
@@ -124,7 +122,7 @@ class Stage:
 
     def url(self, port: int | None) -> str:
         """Of the bus: through the proxy, or with the server's own port past it."""
-        return f"redis://{HOST}:{port}/0?outage_s={OUTAGE_S}"
+        return f"redis://{HOST}:{port}/0"
 
     # parts
 
