@@ -118,7 +118,9 @@ class EpisodeTakenOver(EventData):
 
 
 class LogRestored(EventData):
-    """The server lost the log; it is the store's copy up to `at`. Acknowledged events that came after it may be lost."""
+    """The server lost the log; up to `at` it is the store's copy, or an owner's. Acknowledged events that came after that may
+    be lost.
+    """
 
     type = "log.restored"
     at: int
