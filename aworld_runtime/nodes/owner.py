@@ -59,7 +59,7 @@ from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.pause import Pause, paused_s
 from aworld_runtime.nodes.reception import Reception
 from aworld_runtime.nodes.room import when_there_is_room
-from aworld_runtime.nodes.tool_calls import answer_call, answer_event
+from aworld_runtime.nodes.tool_calls import Calls, answer_call, answer_event, closing
 from aworld_runtime.tools.base import RemoteTool
 from aworld_runtime.tools.call import cut, is_cancelled, told
 
@@ -130,9 +130,7 @@ class EpisodeOwner:
         self._subscribed = program.subscribed
         self._subscriptions: Mapping[str, tuple[str, ...]] = program.subscribed.subscriptions
         self._journals: dict[tuple[str, str], list[Event]] = {}
-        self._open_calls: dict[str, Event] = {}
-        self._closed_calls: set[str | None] = set()
-        self._answered: dict[str, anyio.Event] = {}
+        self._calls = Calls()
         self._questions: set[str] = set()
         self._seen_mail: set[str] = set()
         self._commits: list[Commit] = []
@@ -305,7 +303,7 @@ class EpisodeOwner:
             return []
         answers = {e.correlation_id for e in past if isinstance(e.data, ToolReturned | ToolFailed)}
         why = f"{deaths} workers died in it, one after another, and none got any further"
-        return [*self._closing(past, answers), self._ended("failed", why)]
+        return [*closing(past, answers, self._worker), self._ended("failed", why)]
 
     def _recover(self, events: Sequence[Event]) -> None:
         self._subscriptions = next(
@@ -365,15 +363,8 @@ class EpisodeOwner:
             self._wake(role)
 
     def _note(self, event: Event) -> None:
+        self._calls.note(event)
         match event.data:
-            case ToolCalled():
-                self._open_calls[event.id] = event
-            case ToolReturned() | ToolFailed():
-                call_id = event.correlation_id or ""
-                self._open_calls.pop(call_id, None)
-                self._closed_calls.add(call_id)
-                if waiting := self._answered.pop(call_id, None):
-                    waiting.set()
             case HumanAsked():
                 self._questions.add(event.id)
             case HumanAnswered():
@@ -503,7 +494,7 @@ class EpisodeOwner:
         if not isinstance(called.data, ToolCalled):
             raise TypeError(f"{called.type} is no tool call")
         await self._may_start()
-        if called.id not in self._open_calls:
+        if called.id not in self._calls.open:
             return  # it was closed in the append that brought it, or in a pause
         tools = self._tools.get(called.role, {})
         tool = tools.get(called.data.call.name)
@@ -518,16 +509,12 @@ class EpisodeOwner:
     async def _call_remote(self, tool: RemoteTool, called: Event) -> None:
         """Send the call to the tool's queue; its answer comes by mail."""
         name = tool.get_schema().name
-        answered = self._answered[called.id] = anyio.Event()
         wanted = due_within(called, tool.timeout_s, self._bus.now())
         await self._send(partial(self._bus.put, tool_queue(name), wanted))
-        with anyio.move_on_after(tool.timeout_s):
-            await answered.wait()
-            return
-        failure = ToolFailed(
-            name=name, error="ToolTimeoutError", message=f"no answer in {tool.timeout_s:g} s"
-        )
-        if called.id in self._open_calls:
+        if not await self._calls.answered(called.id, tool.timeout_s):
+            failure = ToolFailed(
+                name=name, error="ToolTimeoutError", message=f"no answer in {tool.timeout_s:g} s"
+            )
             await self.commit([answer_event(called, failure, source=f"{name}/{self._worker}")])
 
     def _settle(self, batch: Sequence[Event]) -> list[Event]:
@@ -540,33 +527,18 @@ class EpisodeOwner:
         finished: Event | None = None
         for event in batch:
             if isinstance(event.data, ToolReturned | ToolFailed):
-                if event.correlation_id in answered or event.correlation_id in self._closed_calls:
+                if event.correlation_id in answered or self._calls.is_late(event):
                     continue
                 answered.add(event.correlation_id)
             if finished is None and isinstance(event.data, EpisodeFinished):
                 finished = event
-                kept += self._closing([*self._open_calls.values(), *kept], answered)
+                kept += closing([*self._calls.open.values(), *kept], answered, self._worker)
             elif finished is None or (
                 isinstance(event.data, DeliveryHandled)
                 and (event.role, event.causation_id) == (finished.role, finished.causation_id)
             ):
                 kept.append(event)
         return kept if finished is None else [*kept, finished]
-
-    def _closing(self, events: Sequence[Event], answered: set[str | None]) -> list[Event]:
-        return [
-            answer_event(
-                event,
-                ToolFailed(
-                    name=event.data.call.name,
-                    error="Cancelled",
-                    message="the episode ended first",
-                ),
-                source=f"{event.data.call.name}/{self._worker}",
-            )
-            for event in events
-            if isinstance(event.data, ToolCalled) and event.id not in answered
-        ]
 
     # --- mail, deadline, end ---------------------------------------------------------------------------------------
 
@@ -576,12 +548,9 @@ class EpisodeOwner:
             acks: list[Mail] = []
             for item in batch:
                 event = item.event
-                answer = isinstance(event.data, ToolReturned | ToolFailed)
-                called = self._open_calls.get(event.correlation_id or "") if answer else None
-                late = answer and event.correlation_id in self._closed_calls
-                if event.id in self._seen_mail or late:
+                if event.id in self._seen_mail or self._calls.is_late(event):
                     acks.append(item)
-                elif (why := self._reception.forged(event, called)) is not None:
+                elif (why := self._reception.forged(event, self._calls.asked(event))) is not None:
                     self._group.start_soon(self._refuse, item, why)
                 else:
                     acks.append(item)

@@ -1,14 +1,71 @@
-"""Making a tool call: whatever comes of it is an event for the caller."""
+"""Tool calls: making one, whatever comes of it being an event for the caller; and which of an episode's wait for theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import anyio
 
 from aworld_runtime import telemetry
 from aworld_runtime.errors import ToolError
 from aworld_runtime.events import Event, ToolCalled, ToolFailed, ToolReturned
 from aworld_runtime.tools.base import BaseTool
 from aworld_runtime.tools.call import call, told
+
+
+class Calls:
+    """An episode's: those that wait for their answer, and which have had one. `note` is told every event of its log."""
+
+    __slots__ = ("_answered", "_waiting", "open")
+
+    def __init__(self) -> None:
+        self.open: dict[str, Event] = {}
+        """By id: a call is the event that made it."""
+        self._answered: set[str | None] = set()
+        self._waiting: dict[str, anyio.Event] = {}
+
+    def note(self, event: Event) -> None:
+        if isinstance(event.data, ToolCalled):
+            self.open[event.id] = event
+        elif isinstance(event.data, ToolReturned | ToolFailed):
+            call_id = event.correlation_id or ""
+            self.open.pop(call_id, None)
+            self._answered.add(call_id)
+            if waiting := self._waiting.pop(call_id, None):
+                waiting.set()
+
+    def asked(self, answer: Event) -> Event | None:
+        """The call that waits for this answer; None where none does, or it is no answer."""
+        is_answer = isinstance(answer.data, ToolReturned | ToolFailed)
+        return self.open.get(answer.correlation_id or "") if is_answer else None
+
+    def is_late(self, event: Event) -> bool:
+        """Whether it answers a call that has had its answer."""
+        is_answer = isinstance(event.data, ToolReturned | ToolFailed)
+        return is_answer and event.correlation_id in self._answered
+
+    async def answered(self, call_id: str, timeout_s: float) -> bool:
+        """Wait for its answer, but no longer than so; whether it has come."""
+        if call_id in self.open:
+            waiting = self._waiting.setdefault(call_id, anyio.Event())
+            with anyio.move_on_after(timeout_s):
+                await waiting.wait()
+        return call_id not in self.open
+
+
+def closing(events: Sequence[Event], answered: set[str | None], worker: str) -> list[Event]:
+    """An answer to each call among `events` that has none, for an episode that ends."""
+    return [
+        answer_event(
+            event,
+            ToolFailed(
+                name=event.data.call.name, error="Cancelled", message="the episode ended first"
+            ),
+            source=f"{event.data.call.name}/{worker}",
+        )
+        for event in events
+        if isinstance(event.data, ToolCalled) and event.id not in answered
+    ]
 
 
 async def answer_call(
