@@ -88,6 +88,15 @@ class RedisBus:
         self._codec = Codec(registry, self._keys.namespace, signer)
         self._dead = DeadLetters(self._link, self._keys, self._codec)
         self._heartbeat = Heartbeat(self._link)
+        self._services = Services(
+            self._link,
+            self._timers,
+            self._heartbeat,
+            self._codec,
+            self._clock,
+            self._keys.dead_queues,
+            self._address.outage_s,
+        )
         self._consumers: set[RedisConsumer] = set()
         self._tasks: TaskGroup | None = None
         self._loops = anyio.CancelScope(shield=True)
@@ -312,17 +321,8 @@ class RedisBus:
     ) -> AsyncGenerator[RedisConsumer]:
         if self._tasks is None:
             raise BusUnavailableError(f"bus {self._address.url} is not open: use `async with`")
-        services = Services(
-            self._link,
-            self._timers,
-            self._heartbeat,
-            self._codec,
-            self._clock,
-            self._keys.dead_queues,
-            self._address.outage_s,
-        )
         place = RedisConsumer(
-            services,
+            self._services,
             queue,
             self._keys.queue(queue),
             name=consumer,
