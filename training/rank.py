@@ -17,7 +17,7 @@ from pathlib import Path
 import anyio
 
 from aworld_runtime.bus.open import open_bus
-from aworld_runtime.cli.logs import set_up_logging
+from aworld_runtime.cli.log_lines import set_up_logging
 from aworld_runtime.config import RankSettings, Settings
 from aworld_runtime.errors import SamplerError, TrainingError, UsageError
 from aworld_runtime.events import Event

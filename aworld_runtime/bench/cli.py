@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aworld_runtime.cli.logs import add_logging
+from aworld_runtime.cli.log_lines import add_logging
 from aworld_runtime.cli.shared import add_json, run_async
 
 if TYPE_CHECKING:

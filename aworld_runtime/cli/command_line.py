@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from aworld_runtime.cli.logs import add_logging, set_up_logging
+from aworld_runtime.cli.log_lines import add_logging, set_up_logging
 from aworld_runtime.errors import (
     AWorldError,
     BusUnavailableError,

@@ -8,7 +8,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from aworld_runtime.cli.logs import add_logging
+from aworld_runtime.cli.log_lines import add_logging
 from aworld_runtime.cli.shared import (
     add_bus,
     add_json,

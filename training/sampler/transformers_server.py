@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from aworld_runtime.cli.logs import set_up_logging
+from aworld_runtime.cli.log_lines import set_up_logging
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

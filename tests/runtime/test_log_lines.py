@@ -17,7 +17,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from aworld_runtime import telemetry
-from aworld_runtime.cli.logs import JsonLines, TextLines
+from aworld_runtime.cli.log_lines import JsonLines, TextLines
 
 URL = "redis://user:hunter2@host:6379"
 
