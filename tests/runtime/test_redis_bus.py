@@ -589,7 +589,9 @@ async def test_a_server_that_comes_back_empty_is_noticed_and_used(server: Privat
 
 
 @pytest.mark.chaos
-async def test_kill_9_of_the_server_loses_no_acknowledged_event(server: PrivateServer) -> None:
+async def test_kill_9_of_the_server_loses_no_acknowledged_event(
+    server: PrivateServer, caplog: pytest.LogCaptureFixture
+) -> None:
     acknowledged = dict[str, list[str]]()
     stop = anyio.Event()
 
@@ -616,6 +618,8 @@ async def test_kill_9_of_the_server_loses_no_acknowledged_event(server: PrivateS
             stop.set()
         for log, written in acknowledged.items():
             assert await texts(bus, log) == written
+    assert 1 <= caplog.text.count("can't be reached") <= 3, "once for each outage"
+    assert caplog.text.count(" is back after ") == caplog.text.count("can't be reached")
 
 
 @pytest.mark.chaos

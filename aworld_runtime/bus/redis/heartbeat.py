@@ -98,6 +98,7 @@ class Heartbeat:
             changed.set()
 
     def _run(self, server_url: str, changed: threading.Event) -> None:
+        failing = False
         with _client(server_url) as client:
             while not self._stopping:
                 shortest_s = min((lease.lease_s for lease in self._leases), default=None)
@@ -105,9 +106,12 @@ class Heartbeat:
                 changed.clear()
                 try:
                     self._beat(client, server_url, self._leases_at(server_url))
+                    failing = False
                 except redis.RedisError as error:
                     self._link.doubt()
-                    logger.warning("leases not renewed, trying again: %s", error)
+                    level = logging.DEBUG if failing else logging.WARNING  # once is enough
+                    logger.log(level, "leases not renewed, trying again: %s", error)
+                    failing = True
 
     def _leases_at(self, server_url: str) -> list[Lease]:
         found: list[Lease] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -44,6 +45,8 @@ from aworld_runtime.errors import (
     BusUnavailableError,
     ConfigError,
 )
+
+logger = logging.getLogger(__name__)
 
 BATCH_CALLS = 100
 BATCH_BYTES = 1024 * 1024
@@ -198,6 +201,8 @@ class ServerLink:
         self._sent_at: float | None = None
         """When the exchange began that is going on."""
         self._failed_at = -LONGEST_PAUSE_S
+        self._away_since: float | None = None
+        """When it could first not be reached, if it can't be now."""
         self._awake = awake or Awake()
         self._open = False
         telemetry.LINK_CALLS.watch(self, ServerLink.waiting_calls)
@@ -267,8 +272,11 @@ class ServerLink:
                 if self._wire is None:
                     self._wire, _ = await self._dial_checked(self._patience())
                     telemetry.RECONNECTS.add()
+                    self._tell_back()
                 again = await self._serve(self._wire, self._take_batch())
             except (Unreachable, ConfigError) as error:
+                if self._wire is None:
+                    self._tell_away(error)
                 self._wire = None
                 self._failed_at = asyncio.get_running_loop().time()
                 again = str(error)
@@ -336,6 +344,23 @@ class ServerLink:
             call.reply.set_exception(
                 BusUnavailableError(f"bus {self._address.url} is unavailable: {cause}")
             )
+
+    def _tell_away(self, error: Exception) -> None:
+        """Once for each outage; a connection that is made anew at once is none."""
+        if self._away_since is None:
+            self._away_since = asyncio.get_running_loop().time()
+            logger.warning(
+                "bus %s can't be reached: %s; calls wait up to %g s for it",
+                self._address.url,
+                error,
+                self._address.outage_s,
+            )
+
+    def _tell_back(self) -> None:
+        if self._away_since is not None:
+            away_s = asyncio.get_running_loop().time() - self._away_since
+            logger.warning("bus %s is back after %.1f s", self._address.url, away_s)
+            self._away_since = None
 
     async def _dial_checked(self, patience_s: float) -> tuple[Wire, dict[str, str]]:
         """A connection to a server that will do, and what it says about itself."""
