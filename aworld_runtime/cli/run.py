@@ -65,10 +65,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _episode(arguments: argparse.Namespace) -> Episode:
+    import anyio
+
     from aworld_runtime.runtime import Runtime
 
     async with Runtime(bus=arguments.bus, store=arguments.store, slots=arguments.slots) as runtime:
-        return await runtime.run(arguments.program, arguments.question, timeout_s=arguments.timeout)
+        try:
+            return await runtime.run(
+                arguments.program, arguments.question, timeout_s=arguments.timeout
+            )
+        except anyio.get_cancelled_exc_class():
+            if not (bus := runtime.bus.url).startswith("memory:"):
+                print(
+                    f"aworld: interrupted; workers on {bus} go on with the episode. To end it: aworld cancel last --bus {bus}",
+                    file=sys.stderr,
+                )
+            raise
 
 
 def _summary(episode: Episode) -> dict[str, object]:

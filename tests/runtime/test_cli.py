@@ -783,6 +783,23 @@ async def test_worker_of_other_code_is_refused(project: Path, bus_url: str) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("anyio_backend")  # of bus_url
+def test_who_is_interrupted_is_told_that_workers_go_on(
+    aworld: Aworld, project: Path, bus_url: str
+) -> None:
+    bus = f"{bus_url}?namespace=left"
+    command = [sys.executable, "-m", "aworld_runtime.cli", "run", "mine:dice", "q"]
+    with subprocess.Popen(
+        [*command, "--slots", "0", "--bus", bus], cwd=project, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_until_sync(lambda: "running" in aworld("runs").stdout, 10, "the run has begun")
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=15)
+    assert process.returncode == 130
+    assert stderr.endswith(f"To end it: aworld cancel last --bus {bus}\n")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number, in_background",
     [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)],
