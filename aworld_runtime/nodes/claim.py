@@ -71,6 +71,10 @@ class Claim:
             Fenced: it isn't. Where the server lost it, the request is queued again: later, so that an owner who knows more
                 of the log puts that back first.
         """
+        async with self._lock:
+            await self._check()
+
+    async def _check(self) -> None:
         standing = "held" if self._delivery is None else await self._delivery.standing()
         if standing == "held" or self._delivery is None:
             return
@@ -80,6 +84,12 @@ class Claim:
             await when_there_is_room(put, who=self._log)
             raise Fenced(f"the bus lost the claim on {self._log}; it is queued again")
         raise Fenced(f"the claim on {self._log} has gone to another worker")
+
+    @property
+    def _lock(self) -> anyio.Lock:
+        """Whoever notices the loss second waits for the first: its `Fenced` ends the owner's work, and this with it."""
+        self._mending = self._mending or anyio.Lock()
+        return self._mending
 
     async def expect(self) -> None:
         """Before an empty log is begun. A worker that was stopped while the server lost its data has seen a claim that is
@@ -99,8 +109,7 @@ class Claim:
         Raises:
             Fenced: the events are there again, but the claim is not held; see `check`.
         """
-        self._mending = self._mending or anyio.Lock()
-        async with self._mending:
+        async with self._lock:
             whole = tuple(known)
             first = there = await self._bus.last_seq(self._log)
             if first >= len(whole):
@@ -117,11 +126,11 @@ class Claim:
             logger.warning(
                 "%s: the bus lost its last %d events; they are put back", self._log, lost
             )
-        try:
-            await self.check()
-        except Fenced:
-            await self._say_restored(known)
-            raise
+            try:
+                await self._check()
+            except Fenced:
+                await self._say_restored(known)
+                raise
         return True
 
     async def _say_restored(self, known: Sequence[Event]) -> None:
