@@ -2,8 +2,9 @@
 
 For several local processes without a server of their own. It listens on 127.0.0.1 alone, keeps an
 append-only file in its folder (fsync every second: kill -9 of the server loses nothing it
-acknowledged), and comes back with its data, on the same port, when it is started again. This module
-starts a program and asks whether it is ready; it holds no bus.
+acknowledged), and comes back with its data, on the same port, when it is started again. Where a full
+disk has left a hole in that file, it is mended first (`aof`). This module starts a program and asks
+whether it is ready; it holds no bus.
 
     async with PrivateServer(folder) as server:
         async with open_bus(server.url) as bus:
@@ -14,17 +15,21 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import logging
 import os
 import platform
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import anyio
 from anyio.abc import SocketStream
+from anyio.to_thread import run_sync
 
+from aworld_runtime.bus.aof import DamagedFileError, mend
 from aworld_runtime.errors import ConfigError, ProcessError
 from aworld_runtime.events import REFUSE_ABOVE
 from aworld_runtime.processes import (
@@ -36,6 +41,8 @@ from aworld_runtime.processes import (
     until_port_is_free,
 )
 
+logger = logging.getLogger(__name__)
+
 PROGRAMS = ("valkey-server", "redis-server")
 READY_DEADLINE = 5.0
 """Seconds until the server must answer."""
@@ -46,6 +53,8 @@ HUNG_S = 10.0
 """Seconds without any answer after which a running server is taken for hung. Clients give up after 30."""
 PINGS = 5
 """In so many seconds; counted, for a machine that slept has asked none."""
+BAD_FILE = "Bad file format reading the append only file"
+"""What a server says that ends of its file."""
 TRIES = 3
 """Ports to try where none was asked for; another program may take one between look and start."""
 
@@ -118,18 +127,20 @@ class PrivateServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock_folder()
         try:
-            await self._start_on_a_port(binary)
+            await self._start_mended(binary)
         except BaseException:
             self._unlock_folder()
             raise
 
     async def watch(self, hung_s: float = HUNG_S) -> int:
-        """Wait until it has ended; returns its exit code. One that hangs is killed."""
+        """Wait until it has ended; returns its exit code. One that hangs is killed, and one whose disk was full begins its
+        file anew: another full disk would damage what it wrote behind a hole.
+        """
         if self.process is None:
             raise RuntimeError("nothing runs: start it first")
         process = self.process
         async with anyio.create_task_group() as beside:
-            beside.start_soon(self._kill_if_hung, process, hung_s / PINGS / 2)
+            beside.start_soon(self._look_after, process, hung_s / PINGS / 2)
             await process.wait()
             beside.cancel_scope.cancel()
         return await process.wait()
@@ -152,6 +163,24 @@ class PrivateServer:
         trace: TracebackType | None,
     ) -> None:
         await self.stop()
+
+    async def _start_mended(self, binary: Path) -> None:
+        try:
+            await self._start_on_a_port(binary)
+        except ProcessError as error:
+            holes = 0
+            if BAD_FILE in str(error):
+                with suppress(DamagedFileError):
+                    holes = await run_sync(mend, self.folder / "appendonlydir")
+            if not holes:
+                raise
+            logger.warning(
+                "a full disk has left %d bytes of nothing in the server's file in %s: they are cut"
+                " out, all that it had acknowledged is there",
+                holes,
+                self.folder,
+            )
+            await self._start_on_a_port(binary)
 
     async def _start_on_a_port(self, binary: Path) -> None:
         given = self.port
@@ -176,12 +205,16 @@ class PrivateServer:
             self.process, self.port = process, port
             return
 
-    async def _kill_if_hung(self, process: ChildProcess, ping_s: float) -> None:
-        missed = 0
+    async def _look_after(self, process: ChildProcess, ping_s: float) -> None:
+        missed, refusals = 0, ""
         while missed < PINGS:
             facts: dict[str, str] = {}
             with anyio.move_on_after(ping_s):
                 facts = await _ask(self.port or 0)
+                told = facts.get("errorstat_MISCONF", "")
+                if told != refusals and facts.get("aof_last_write_status") == "ok":
+                    refusals = told
+                    await _ask(self.port or 0, b"BGREWRITEAOF")
             missed = 0 if facts else missed + 1
             await anyio.sleep(ping_s)
         await process.stop(grace=0)
@@ -255,11 +288,11 @@ async def _wait_until_ready(process: ChildProcess, port: int) -> None:
     )
 
 
-async def _ask(port: int) -> dict[str, str]:
+async def _ask(port: int, what: bytes = b"INFO") -> dict[str, str]:
     """What the server says about itself; empty while nothing answers."""
     try:
         async with await anyio.connect_tcp(HOST, port) as stream:
-            await stream.send(b"INFO\r\n")
+            await stream.send(what + b"\r\n")
             return _facts(await _read_bulk(stream))
     except (OSError, anyio.EndOfStream, anyio.BrokenResourceError):
         return {}

@@ -482,36 +482,89 @@ async def test_a_full_disk_of_the_store_is_waited_for(
         assert await store.last_seq("log") == 101
 
 
-async def test_a_full_disk_of_the_server_refuses_events_and_loses_none(tmp_path: Path) -> None:
-    """Its append-only file can't grow. Reads go on; once there is room, everything does."""
-    script = tmp_path / "server.sh"
+@asynccontextmanager
+async def server_on_a_small_disk(folder: Path) -> AsyncGenerator[PrivateServer]:
+    """Whose files can be made to end; see `fill`."""
+    script = folder / "server.sh"
     script.write_text(f'#!/bin/sh\ntrap "" XFSZ\nexec {find_server_binary()} "$@"\n')
     script.chmod(0o755)
-    server = PrivateServer(tmp_path / "server", binary=script)
-    async with server, open_bus(server.url) as bus:
+    async with PrivateServer(folder / "server", binary=script) as server:
+        yield server
+
+
+async def persistence(server: PrivateServer) -> dict[str, object]:
+    async with Redis.from_url(server.url) as admin:
+        return await admin.info("persistence")
+
+
+async def rewrite(server: PrivateServer) -> None:
+    """Its append-only file, to the end."""
+    async with Redis.from_url(server.url) as admin:
+        await admin.bgrewriteaof()
+    await wait_until(lambda: is_rewritten(server), description="a rewritten file")
+
+
+async def is_rewritten(server: PrivateServer) -> bool:
+    facts = await persistence(server)
+    there = (server.folder / "appendonlydir" / "appendonly.aof.2.incr.aof").exists()
+    return there and not facts["aof_rewrite_in_progress"]
+
+
+async def fill(bus: Bus, server: PrivateServer, seq: int) -> int:
+    """Append to a log until the server's disk is full, then give it room; returns the last acknowledged seq."""
+    assert server.process is not None
+    room = longest(server.folder / "appendonlydir") + 50_000
+    with files_end_at(room, server.process.pid):
+        refusal = ""
+        while not refusal:
+            try:
+                seq = await bus.append("log", seq, [note("x" * 1000)])
+            except BusFullError as error:
+                refusal = str(error)
+        assert "MISCONF" in refusal
+        assert await bus.last_seq("log") == seq
+        with pytest.raises(BusFullError):
+            await bus.put("queue", note("work"))
+
+    async def has_room() -> bool:
+        return (await persistence(server))["aof_last_write_status"] == "ok"
+
+    await wait_until(has_room, description="a file that grows again")
+    return await bus.append("log", seq, [note("after")])
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+async def test_a_full_disk_of_the_server_refuses_events_and_loses_none(
+    tmp_path: Path, rewritten: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its append-only file can't grow. Reads go on; once there is room, everything does. Behind a rewrite, that leaves a hole
+    in the file.
+    """
+    async with server_on_a_small_disk(tmp_path) as server, open_bus(server.url) as bus:
         seq = await bus.append("log", 0, [note("before")])
-        assert server.process is not None
-        room = longest(server.folder / "appendonlydir") + 50_000
-        with files_end_at(room, server.process.pid):
-            refusal = ""
-            while not refusal:
-                try:
-                    seq = await bus.append("log", seq, [note("x" * 1000)])
-                except BusFullError as error:
-                    refusal = str(error)
-            assert "MISCONF" in refusal
-            assert await bus.last_seq("log") == seq
-            with pytest.raises(BusFullError):
-                await bus.put("queue", note("work"))
-
-        async def has_room() -> bool:
-            async with Redis.from_url(server.url) as admin:
-                return (await admin.info("persistence"))["aof_last_write_status"] == "ok"
-
-        await wait_until(has_room, description="a file that grows again")
-        assert await bus.append("log", seq, [note("after")]) == seq + 1
-        server.process.send_signal(signal.SIGKILL)
-        await server.process.wait(deadline=5)
+        if rewritten:
+            await rewrite(server)
+        seq = await fill(bus, server, seq)
+        await kill(server)
         await server.start()
         assert (await texts(bus, "log"))[-1] == "after"
-        assert await bus.last_seq("log") == seq + 1
+        assert await bus.last_seq("log") == seq
+        assert ("bytes of nothing" in caplog.text) == rewritten
+
+
+async def test_a_watched_server_begins_its_file_anew_after_a_full_disk(tmp_path: Path) -> None:
+    """A second one would else cut off what was written behind the hole that the first one left."""
+    async with (
+        server_on_a_small_disk(tmp_path) as server,
+        open_bus(server.url) as bus,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(server.watch, 1.0)
+        seq = await bus.append("log", 0, [note("before")])
+        for _ in range(2):
+            seq = await fill(bus, server, seq)
+            await wait_until(lambda: is_rewritten(server), description="a rewritten file")
+        tasks.cancel_scope.cancel()
+        await kill(server)
+        await server.start()
+        assert await bus.last_seq("log") == seq
