@@ -29,6 +29,7 @@ from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.events import Registry
 from aworld_runtime.messages import Data
+from aworld_runtime.urls import shown
 
 if TYPE_CHECKING:
     from aworld_runtime.bench.raw import RawServer
@@ -112,7 +113,7 @@ def _apart(url: str) -> Place:
     parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(
-            f"bench: can't measure {parts.scheme}://: use redis, rediss, unix or memory"
+            f"bench: can't measure {shown(url)!r}: expected redis://…, rediss://…, unix://… or memory://"
         )
     given = dict(parse_qsl(parts.query)).get("namespace", "aworld")
     namespace = f"{given}-bench-{token_hex(4)}"
