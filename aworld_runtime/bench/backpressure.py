@@ -30,6 +30,7 @@ from aworld_runtime.messages import Data
 from aworld_runtime.nodes.room import when_there_is_room
 
 ROLE = "slow"
+PUBLISHER = "publisher"
 SAMPLE_S = 1.0
 DRAIN_S = 60.0
 """Seconds for what is left at the end."""
@@ -181,7 +182,7 @@ class BackpressureBench:
                 async with anyio.create_task_group() as loads:
                     loads.start_soon(self._sample, bus, memory)
                     for number in range(self._pressure.publishers):
-                        loads.start_soon(self._publish, bus, f"publisher/{number}")
+                        loads.start_soon(self._publish, bus, f"{PUBLISHER}/{number}")
             self._fast = True
             self._progress.say("what is left is consumed")
             with anyio.move_on_after(DRAIN_S):
@@ -197,7 +198,9 @@ class BackpressureBench:
         while True:
             first = self._put.get(source, 0) + 1
             events = [
-                writer.event(str(number), ROLE).model_copy(update={"source": source})
+                writer.event(str(number), ROLE).model_copy(
+                    update={"source": source, "role": PUBLISHER}
+                )
                 for number in range(first, first + pressure.batch)
             ]
             with anyio.CancelScope(shield=True):  # whether it was put must be known
