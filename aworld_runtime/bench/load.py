@@ -62,13 +62,13 @@ def queue_name(role: str) -> str:
 class Writer:
     """Makes events of one size: a kilobyte of prose, and the metadata that every event has."""
 
-    def __init__(self, body_bytes: int = BODY_BYTES, seed: int = 0) -> None:
-        self._random = random.Random(seed)
+    def __init__(self) -> None:
+        self._random = random.Random(0)
         letters = "etaoinshrdlu"
         words = ["".join(self._random.choices(letters, k=1 + i % 9)) for i in range(2000)]
         self._text = " ".join(self._random.choices(words, k=20_000))
         bare = len(Registry().encode(self._event("00000-00000", role_name(0), "")))
-        self._size = max(body_bytes - bare, 0)
+        self._size = max(BODY_BYTES - bare, 0)
 
     def event(self, episode_id: str, role: str) -> Event:
         begin = self._random.randrange(len(self._text) - self._size)

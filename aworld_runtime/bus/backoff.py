@@ -8,16 +8,10 @@ FIRST_S = 0.5
 LONGEST_S = 60.0
 
 
-def backoff_s(
-    failures: int,
-    *,
-    first_s: float = FIRST_S,
-    longest_s: float = LONGEST_S,
-    chance: random.Random | None = None,
-) -> float:
+def backoff_s(failures: int, *, chance: random.Random | None = None) -> float:
     """Seconds after so many failures: anything up to a bound that doubles with each.
 
     Full jitter: those that failed together don't come back together.
     """
-    bound = min(longest_s, first_s * 2 ** min(max(failures - 1, 0), 30))
+    bound = min(LONGEST_S, FIRST_S * 2 ** min(max(failures - 1, 0), 30))
     return (chance or random).uniform(0, bound)
