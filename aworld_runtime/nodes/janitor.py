@@ -22,7 +22,15 @@ import anyio
 
 from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus, read_all
-from aworld_runtime.errors import AWorldError, BusError, EventError, Fenced, StoreError
+from aworld_runtime.errors import (
+    AWorldError,
+    BusError,
+    BusFullError,
+    EventError,
+    Fenced,
+    StoreError,
+    first_error,
+)
 from aworld_runtime.events import (
     EpisodeFinished,
     EpisodeRequested,
@@ -106,9 +114,12 @@ class Janitor:
             try:
                 await self._work()
                 trouble = False
-            except StoreError as error:
+            except* (
+                StoreError,
+                BusFullError,
+            ) as failed:  # a full disk refuses to free anything, too
                 if not trouble:
-                    logger.warning("the store fails; housekeeping waits for it: %s", error)
+                    logger.warning("housekeeping waits: %s", first_error(failed))
                 trouble = True
             await anyio.sleep(EVERY_S)
 

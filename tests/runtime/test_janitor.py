@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 from pydantic import JsonValue
+from redis.asyncio import Redis
 
 from aworld_runtime.agents import Agent
 from aworld_runtime.bus import Bus, open_bus
@@ -144,6 +145,22 @@ async def test_a_finished_and_archived_episode_is_retired_and_read_from_the_stor
     comparison = await compare(bus, store)
     assert comparison.same
     assert comparison.archived_logs == 1
+
+
+async def test_a_server_that_refuses_every_change_is_waited_for(
+    server: PrivateServer, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        open_bus(server.url) as bus,
+        Redis.from_url(server.url) as admin,
+        kept_clean(bus, store, retire_after_s=1.0),
+    ):
+        log = episode_log((requested := request_episode()).episode_id or "")
+        await run_episode(bus, requested, adding_program()[0])
+        await admin.config_set("min-replicas-to-write", 1)  # as with a full disk
+        await wait_until(lambda: "housekeeping waits" in caplog.text, 10, "a refusal")
+        await admin.config_set("min-replicas-to-write", 0)
+        await retired(bus, log)
 
 
 async def test_an_owner_of_a_retired_log_is_refused_and_a_new_one_finds_it_finished(
