@@ -240,6 +240,8 @@ class Archiver:
             if gap == last:
                 return
             self._oldest = min(self._oldest, events[0].time.timestamp())
+            if log not in self._known:
+                await self._expect_record(log, events[0])
             await self._persist(lambda events=events: self._store.put_events(log, events))
             telemetry.ARCHIVED.add(len(events))
             await self._project(log, events)
@@ -259,6 +261,14 @@ class Archiver:
                 f"events {first} to {last} of log {log!r} are no longer on the bus, and the store has {kept}: the bus"
                 " lost acknowledged events, or a log was unlinked before it was archived"
             )
+
+    async def _expect_record(self, log: str, first: Event) -> None:
+        """An episode has a record before it has events: of one without it no janitor knows when the server loses its data."""
+        episode_id = episode_of_log(log)
+        if episode_id is not None and (record := await self._episode(episode_id)).feed is None:
+            begun = advance(record, first).model_copy(update={"feed": self.feed_id})
+            await self._persist(lambda: self._store.put_episode(begun))
+            self._remember(begun)
 
     async def _project(self, log: str, events: Sequence[Event]) -> None:
         if (episode_id := episode_of_log(log)) is not None:

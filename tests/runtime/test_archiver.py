@@ -169,6 +169,18 @@ async def test_death_between_two_writes_loses_and_doubles_nothing(
     assert episode.task_id == "t"
 
 
+async def test_an_episode_has_a_record_before_it_has_events(
+    bus: MemoryBus, store: SQLiteStore
+) -> None:
+    """A janitor finds by it what a server lost whose archiver died in between."""
+    task = Task(id="t", prompt="1 + 1?")
+    async with DiesBefore(store.url, "put_events") as dying, Archiver(bus, dying) as archiver:
+        await append(bus, episode_log("one"), EpisodeRequested(task=task, program="p:q"))
+        await dying.reached.wait()
+        (record,) = await store.unfinished(archiver.feed_id or "")
+    assert (record.id, record.task_id) == ("one", "t")
+
+
 async def test_two_archivers_at_once_are_one(bus: MemoryBus, store: SQLiteStore) -> None:
     async with (
         SQLiteStore(store.url, Registry()) as second,
