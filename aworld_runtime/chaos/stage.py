@@ -44,9 +44,8 @@ READY_S = 20.0
 POLL_S = 0.05
 MONGO_READY_S = 60.0
 DISK_MB = 512
-SERVER_OPTIONS = {"auto-aof-rewrite-percentage": "0"}
-"""Redis (7.0) and Valkey (9.1) don't open for appending the file that they begin in a rewrite: where the disk is full
-after one, they leave a hole in it, and won't load it again. Nothing that stands in front of the server can mend that."""
+HUNG_S = 30.0
+"""A server that is silent for so long is taken for hung: longer than any fault."""
 STOP_S = 8.0
 CLONE_NEWNS = 0x00020000
 LIBFAKETIME = "faketime/libfaketime.so.1"
@@ -80,7 +79,7 @@ class Stage:
         """Small file systems, by whose data they hold; none where they could not be mounted."""
         self.no_disks = ""
         self.chance = random.Random(seed)
-        self.server = PrivateServer(folder / "server", options=SERVER_OPTIONS)
+        self.server = PrivateServer(folder / "server")
         self.port = free_port()
         self.control = folder / "proxy.sock"
         self.place = Place(
@@ -101,6 +100,7 @@ class Stage:
         if small_disks:
             self._mount_disks()
         await self.server.start()
+        self._tasks.start_soon(self._look_after_server)
         argv = [sys.executable, "-m", "aworld_runtime.chaos.proxy"]
         argv += [str(self.port), str(self.server.port), str(self.control)]
         self._proxy = await spawn(
@@ -194,6 +194,13 @@ class Stage:
         if self.server.process is not None:
             self.server.process.send_signal(signal.SIGKILL)
             await self.server.process.wait(deadline=READY_S)
+
+    async def _look_after_server(self) -> None:
+        """As a launcher does; but who killed it starts it again."""
+        while True:
+            if self.server.process is not None and self.server.process.returncode is None:
+                await self.server.watch(HUNG_S)
+            await anyio.sleep(POLL_S)
 
     def empty_server(self) -> None:
         """Remove its data; it must be dead."""
