@@ -148,7 +148,7 @@ def _trainer(keys: Patterns) -> list[Rule]:
     channels = [log.log, log.mail, log.control, keys.logs, keys.reply(ANY), keys.broadcast(ANY)]
     return [
         Rule(
-            "evalsha eval del exists expire get hdel hget hgetall hmget hset hsetnx persist pexpire pttl"
+            "evalsha eval eval_ro del exists expire get hdel hget hgetall hmget hset hsetnx persist pexpire pttl"
             " rename sadd set smembers srem ttl unlink xack xadd xautoclaim xclaim xdel xgroup|create"
             " xgroup|delconsumer xinfo|consumers xinfo|groups xinfo|stream xlen xpending xrange xread"
             " xreadgroup xrevrange xtrim zadd zcard zrange zrangebyscore zrem",
@@ -173,7 +173,7 @@ def _observer(keys: Patterns) -> list[Rule]:
         *_reads_logs(keys),
         *_looks_at_nodes(keys),
         Rule("get", read=[keys.feed_id]),
-        Rule("xlen xrange zcard", read=[*queue]),
+        Rule("eval_ro xlen xrange zcard", read=[*queue]),
         Rule("smembers", read=[keys.dead_queues]),
         Rule("subscribe", channels=[keys.broadcast(ANY)]),
     ]
@@ -203,7 +203,7 @@ ROLES: Mapping[str, Callable[[Patterns], list[Rule]]] = {
 def _consumes(queue: QueueKeys) -> list[Rule]:
     return [
         Rule(
-            "evalsha eval exists xack xautoclaim xclaim xdel xgroup|create xgroup|delconsumer"
+            "evalsha eval eval_ro exists xack xautoclaim xclaim xdel xgroup|create xgroup|delconsumer"
             " xinfo|consumers xinfo|groups xlen xpending xrange xreadgroup xadd zadd zcard zrange"
             " zrangebyscore zrem",
             both=[*queue],
@@ -216,7 +216,7 @@ def _puts(keys: Patterns, name: str) -> list[Rule]:
     queue = keys.queue(name)
     return [
         Rule("evalsha", both=[queue.work, queue.delayed]),
-        Rule("xlen zcard", read=[queue.work, queue.delayed]),
+        Rule("eval_ro xlen zcard", read=[queue.work, queue.delayed]),
         Rule("xadd", write=[queue.work]),
         Rule("zadd zrangebyscore zrange zrem", both=[queue.delayed]),
     ]

@@ -339,9 +339,7 @@ class RedisBus:
             self._consumers.discard(place)
 
     async def backlog(self, queue: str) -> int:
-        keys = self._keys.queue(queue)
-        work = await self._link.call(b"XLEN", keys.work)
-        return work + await self._link.call(b"ZCARD", keys.delayed)
+        return await queues.backlog(self._link, self._keys.queue(queue))
 
     async def dead_letter_queues(self) -> list[str]:
         return await self._dead.queues()

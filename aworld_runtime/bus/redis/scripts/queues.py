@@ -45,6 +45,17 @@ def put(
     return link.run_script(_PUT, (keys.work, keys.delayed), arguments)
 
 
+_BACKLOG = "return redis.call('XLEN', KEYS[1]) + redis.call('ZCARD', KEYS[2])"
+
+
+async def backlog(link: Link, keys: QueueKeys) -> int:
+    """How much is unsettled. In one step, as work goes from one key to the other and back; one that writes nothing,
+    for those who may only look.
+    """
+    reply = link.call(b"EVAL_RO", _BACKLOG, "2", keys.work, keys.delayed, key=keys.work)
+    return cast("int", await reply)
+
+
 _PROMOTE = Script(
     NOW
     + """
