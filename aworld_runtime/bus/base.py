@@ -41,8 +41,8 @@ RETIRED_S = 24 * 3600.0
 """Life of the last event of a log that was unlinked."""
 
 Standing = Literal["held", "taken", "gone"]
-"""Of a delivery, at the server: still its consumer's; another's; or the queue knows nothing of it, because it was
-settled, or because the server lost it."""
+"""Of a delivery, at the server: still its consumer's; another's, or free for another; or the queue knows nothing
+of it, because it was settled, or because the server lost it."""
 
 
 class NodeInfo(Data):

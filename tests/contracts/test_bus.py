@@ -1035,6 +1035,13 @@ async def test_a_delivery_is_held_then_taken_by_another_then_gone(connect: Conne
                 assert (await lost.standing(), await taken.standing()) == ("gone", "gone")
 
 
+async def test_who_has_left_holds_nothing_any_more(bus: Bus) -> None:
+    await bus.put("queue", note("work"))
+    async with bus.consume("queue", consumer="leaves") as leaving:
+        given_back = await soon(leaving.take())
+    assert await given_back.standing() == "taken"
+
+
 async def test_a_retry_comes_after_its_delay(bus: Bus) -> None:
     await bus.put("queue", note("a"))
     async with bus.consume("queue", consumer="c") as consumer:

@@ -161,7 +161,7 @@ local mine = held(KEYS[1], ARGV[1], '-', '+')
 for i = 2, #ARGV, 2 do
   local deliveries = mine[ARGV[i]]
   if deliveries then
-    redis.call('XCLAIM', KEYS[1], 'g', ARGV[1], 0, ARGV[i], 'IDLE', 86400000,
+    redis.call('XCLAIM', KEYS[1], 'g', 'nobody', 0, ARGV[i], 'IDLE', 86400000,
       'RETRYCOUNT', deliveries - ARGV[i + 1], 'JUSTID')
   end
 end
