@@ -125,14 +125,19 @@ _RETIRE = Script(
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
 if ARGV[2] ~= '' and ARGV[2] ~= (last and last[1] or '0-0') then return end
 local sha256 = last and string.match(last[2][2], '{"blob":"(%x+)","size":%d+}}$')
-local blob = sha256 and redis.call('HGET', KEYS[4], sha256)
-redis.call('UNLINK', unpack(KEYS))
+local blob = sha256 and redis.call('HGET', KEYS[2], sha256)
+redis.call('UNLINK', KEYS[1], KEYS[2])
+for i = 3, 4 do
+  -- Emptied, not deleted: a new stream would use the ids of this millisecond again.
+  redis.call('XTRIM', KEYS[i], 'MAXLEN', 0)
+  redis.call('EXPIRE', KEYS[i], 1)
+end
 if last and tonumber(ARGV[1]) > 0 then
   redis.call('XADD', KEYS[1], last[1], unpack(last[2]))
   redis.call('PEXPIRE', KEYS[1], ARGV[1])
   if blob then
-    redis.call('HSET', KEYS[4], sha256, blob)
-    redis.call('PEXPIRE', KEYS[4], ARGV[1])
+    redis.call('HSET', KEYS[2], sha256, blob)
+    redis.call('PEXPIRE', KEYS[2], ARGV[1])
   end
 end
 """
@@ -142,12 +147,12 @@ end
 async def retire(link: Link, keys: LogKeys, keep_ms: int, last: int | None) -> None:
     """Free a log, its mail and its blobs but for the log's last event, which gets a TTL; not where that isn't `last`.
 
-    Works on a full server, too: it begins by freeing. A new stream, because a trimmed one keeps the
+    Works on a full server, too: it begins by freeing. A new stream for the log, because a trimmed one keeps the
     memory of its last node.
     """
     expected = "" if last is None else f"{last}-0"
-    streams = (keys.log, keys.mail, keys.control, keys.blobs)
-    await link.run_script(_RETIRE, streams, (str(keep_ms), expected))
+    owned = (keys.log, keys.blobs, keys.mail, keys.control)
+    await link.run_script(_RETIRE, owned, (str(keep_ms), expected))
 
 
 _KEEP_BLOB = Script(
