@@ -204,6 +204,24 @@ def _aware(moment: datetime) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
+def refusal(log: str, expected_seq: int, last: int) -> str:
+    """Why an append is fenced."""
+    if last == 0:
+        return (
+            f"append to log {log!r} after seq {expected_seq} refused: the log is empty. Either it never had an"
+            " owner who wrote so much, or the server lost it: restore it from the store, or fail the episode"
+        )
+    if last == expected_seq:
+        return (
+            f"append to log {log!r} after seq {expected_seq} refused: the log has ended and is retired; drop the work,"
+            " or put the log back from the store first"
+        )
+    return (
+        f"append to log {log!r} after seq {expected_seq} refused: its last seq is {last}, so another owner"
+        " appended; drop the work"
+    )
+
+
 class Bus(Protocol):
     """See the module docstring. All methods raise `BusUnavailableError` when the server stays away past a deadline.
 
@@ -230,7 +248,7 @@ class Bus(Protocol):
         `expected_seq` > 0 only for a batch that begins with `episode.forked`, or from `restore`.
 
         Raises:
-            Fenced: the log's last seq is not `expected_seq`: somebody else owns it.
+            Fenced: the log's last seq is not `expected_seq`: somebody else owns it. Or it is retired.
             BusFullError: the server refuses new events.
             PayloadTooLargeError: an event above the cap.
         """
@@ -260,7 +278,8 @@ class Bus(Protocol):
         its last seq is no longer `last`, if that is given.
 
         Its last event stays for `keep_s` seconds, whatever it is: `last_seq` stays right, and a late owner is refused
-        instead of beginning the log anew. `read` and `tail` give what is there. Of an empty log only mail is freed.
+        whatever seq it expects, instead of beginning the log anew: `restore` is the way back. `read` and `tail` give
+        what is there. Of an empty log only mail is freed.
         """
         ...
 

@@ -412,13 +412,23 @@ async def test_a_log_that_has_grown_meanwhile_is_not_unlinked(bus: Bus) -> None:
     assert texts(await bus.read("log")) == ["b"]
 
 
-@pytest.mark.parametrize("expected", [0, 1, 2])
+@pytest.mark.parametrize("expected", [0, 1, 2, 3])
 async def test_a_late_owner_of_a_retired_log_is_refused(bus: Bus, expected: int) -> None:
     await bus.append("log", 0, notes("a", "b", "c"))
     await bus.unlink("log")
     with pytest.raises(Fenced):
         await bus.append("log", expected, notes("late"))
     assert texts(await bus.read("log")) == ["c"]
+
+
+async def test_the_last_append_to_a_log_may_be_repeated_when_that_is_retired(bus: Bus) -> None:
+    events = notes("a", "b")
+    await bus.append("log", 0, events[:1])
+    await bus.append("log", 1, events[1:])
+    await bus.unlink("log")
+    assert await bus.append("log", 1, events[1:]) == 2
+    with pytest.raises(Fenced, match="retired"):
+        await bus.append("log", 2, [])
 
 
 async def test_a_retired_log_is_gone_after_its_time(bus: Bus) -> None:

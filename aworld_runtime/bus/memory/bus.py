@@ -27,6 +27,7 @@ from aworld_runtime.bus.base import (
     Subscription,
     due_within,
     lane_of,
+    refusal,
 )
 from aworld_runtime.bus.limits import Limits, broadcast_body
 from aworld_runtime.bus.memory.listener import Listener
@@ -82,13 +83,10 @@ class MemoryBus:
         await self._let_others_run()
         self._forget_retired()
         entry = self._log(log)
-        if expected_seq != entry.last and not entry.may_begin_at(expected_seq, events):
+        if not entry.takes(expected_seq, events):
             if not entry.holds(expected_seq, events):
                 telemetry.FENCED.add()
-                raise Fenced(
-                    f"append to log {log!r} after seq {expected_seq} refused: its last seq is {entry.last}, so another"
-                    " owner appended; drop the work"
-                )
+                raise Fenced(refusal(log, expected_seq, entry.last))
         elif events:
             last = entry.add(expected_seq, events)
             self._feed.add(log, expected_seq + 1, last)

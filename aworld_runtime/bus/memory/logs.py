@@ -37,8 +37,10 @@ class Log:
     def last(self) -> int:
         return self.base + len(self.events)
 
-    def may_begin_at(self, expected_seq: int, events: Sequence[Event]) -> bool:
-        """Whether an empty log may begin in the middle: only a fork may."""
+    def takes(self, expected_seq: int, events: Sequence[Event]) -> bool:
+        """Whether they may come next. A retired log takes none; an empty one begins in the middle where a fork does."""
+        if expected_seq == self.last:
+            return self.retired_until is None
         if self.last or expected_seq <= 0 or not events:
             return False
         first = events[0].data

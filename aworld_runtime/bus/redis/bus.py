@@ -27,6 +27,7 @@ from aworld_runtime.bus.base import (
     Subscription,
     due_within,
     lane_of,
+    refusal,
 )
 from aworld_runtime.bus.limits import broadcast_body
 from aworld_runtime.bus.redis import codec
@@ -156,7 +157,7 @@ class RedisBus:
         telemetry.APPEND_SECONDS.observe(time.perf_counter() - began)
         if last < 0 and not await self._stands(log, expected_seq, events):
             telemetry.FENCED.add()
-            raise Fenced(_refusal(log, expected_seq, -1 - last))
+            raise Fenced(refusal(log, expected_seq, -1 - last))
         telemetry.APPENDED.add(len(events))
         return expected_seq + len(events)
 
@@ -484,18 +485,6 @@ def _forks_at(expected_seq: int, events: Sequence[Event]) -> bool:
         return False
     first = events[0].data
     return isinstance(first, EpisodeForked) and first.at == expected_seq
-
-
-def _refusal(log: str, expected_seq: int, last: int) -> str:
-    if last == 0:
-        return (
-            f"append to log {log!r} after seq {expected_seq} refused: the log is empty. Either it never had an"
-            " owner who wrote so much, or the server lost it: restore it from the store, or fail the episode"
-        )
-    return (
-        f"append to log {log!r} after seq {expected_seq} refused: its last seq is {last}, so another owner"
-        " appended; drop the work"
-    )
 
 
 def _seq(entry_id: bytes) -> int:

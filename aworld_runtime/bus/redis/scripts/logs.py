@@ -29,8 +29,9 @@ for k = 1, #KEYS, 5 do
   a = first + bodies + acks
   -- A log that begins at 1 is as long as its last seq. A fork's is longer than that says: look.
   local last = redis.call('XLEN', log)
+  local retired = last == 1 and redis.call('TTL', log) ~= -1
   if last ~= expected and last > 0 then last = last_seq(log) end
-  local refused = last ~= expected and not (fork and last == 0)
+  local refused = retired or last ~= expected and not (fork and last == 0)
   for i = 1, refused and 0 or bodies do
     local added = redis.pcall('XADD', log, (expected + i) .. '-0', 'e', ARGV[first + i - 1])
     if added.err then
@@ -72,7 +73,10 @@ def append(
     fork: bool,
     acks: Sequence[Mail],
 ) -> Awaitable[int]:
-    """Add `bodies` after `expected_seq` and free mail. The new last seq, or -1 - the last seq there is."""
+    """Add `bodies` after `expected_seq` and free mail. The new last seq, or -1 - the last seq there is.
+
+    What is left of a retired log, one event that has a TTL, takes no more.
+    """
     arguments: list[Argument] = [
         name,
         str(expected_seq),
