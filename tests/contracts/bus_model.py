@@ -48,12 +48,17 @@ class ModelLog:
         return self.events[0].seq if self.events else 1
 
     @property
+    def retired(self) -> bool:
+        return self.retired_until < NEVER
+
+    @property
     def last(self) -> int:
         return self.events[-1].seq if self.events else 0
 
     def append(self, expected: int, events: Sequence[Event], acks: Sequence[Letter]) -> bool:
         """Whether it is accepted."""
-        if expected == self.last or (not self.events and _forks_at(expected, events)):
+        begins = not self.events and _forks_at(expected, events)
+        if begins or (expected == self.last and not self.retired):
             if events and not self.events:
                 self.stored = []  # it begins anew
             self._grow([event.at(seq) for seq, event in enumerate(events, expected + 1)])
@@ -64,8 +69,7 @@ class ModelLog:
         return True
 
     def restore(self, events: Sequence[Event]) -> None:
-        retired = self.retired_until < NEVER
-        replaced = retired and [e.id for e in self.events] == [e.id for e in events[-1:]]
+        replaced = self.retired and [e.id for e in self.events] == [e.id for e in events[-1:]]
         if events and (replaced or not self.events):
             self.events, self.retired_until = [], NEVER
             self._grow(events)
@@ -135,6 +139,8 @@ class Work:
     until: float
     fresh: bool
     """Put without a delay, and nobody has had it."""
+    placed: bool
+    """Fresh; or, where time is exact, given back: it comes before all fresh work that was put later."""
     late: bool
     """Its deadline has passed: it goes to the dead letters when somebody reads it."""
     doubtful: bool = False
@@ -174,7 +180,8 @@ class ModelQueue:
         self.put += 1
         if any(work.event.id == event.id for work in self.work):
             self.repeated.add(event.id)
-        self.work.append(Work(event, self.put, since, until, fresh=not delayed, late=late))
+        fresh = not delayed
+        self.work.append(Work(event, self.put, since, until, fresh=fresh, placed=fresh, late=late))
         if delayed:
             self._doubt(self.work[-1])
 
@@ -186,22 +193,33 @@ class ModelQueue:
         """What must come to a consumer that waits."""
         return [work for work in self.wanted() if work.until <= now and not work.doubtful]
 
-    def deliver(self, delivery: Delivery, by: str, now: float) -> Held:
-        """Somebody got it, and it must have been right."""
+    def deliver(
+        self,
+        delivery: Delivery,
+        by: str,
+        *,
+        asked: float,
+        now: float,
+        elsewhere: Sequence[Work] = (),
+    ) -> Held:
+        """Who asked for work has got it now, and it must have been right; it is no copy that is held elsewhere."""
         what = f"{delivery.event.source} ({delivery.count}. delivery)"
         copies = [work for work in self.wanted() if self._is(work, delivery.event)]
         assert copies, f"{what} is settled, or was never put"
-        free = [work for work in copies if work.since <= now]
+        free = [work for work in copies if work.since <= now and work not in elsewhere]
         assert free, f"{what} is delayed, or somebody has it"
         fitting = [work for work in free if work.deliveries + 1 == delivery.count]
         assert fitting or not self.exact, f"{what} had {free[0].deliveries} deliveries before"
-        work = min(fitting or free, key=lambda work: (work.doubtful, work.number))
+        # Of copies that can't be told apart, the surest: what is left then may only come later, or not at all.
+        work = min(fitting or free, key=lambda w: (w.doubtful, not w.placed, w.until, w.number))
         if work.fresh and self.in_order:
-            older = [w for w in self.wanted() if w.fresh and w.number < work.number]
-            assert not older, f"{what} overtakes {older[0].event.source}"
+            older = [w for w in self.wanted() if w.placed and w.number < work.number]
+            waiting = [w for w in older if w.until <= asked]
+            assert not waiting, f"{what} overtakes {waiting[0].event.source}"
         # Servers count what was in the buffer of a consumer that died, though nobody saw it.
         assert self.exact or delivery.count > work.deliveries or self._has_twin(work), what
-        work.deliveries, work.fresh, work.doubtful = delivery.count, False, False
+        work.deliveries, work.doubtful = delivery.count, False
+        work.fresh, work.placed = False, work.placed and self.exact
         work.since = work.until = NEVER
         work.holder = Held(work, by, delivery, former=work.holder)
         return work.holder
@@ -226,7 +244,7 @@ class ModelQueue:
         right = comes == (work.failures < MAX_DELIVERIES)
         assert right or self._has_twin(work), f"{work.event.source} failed {work.failures} times"
         if comes:
-            work.holder, (work.since, work.until) = None, again
+            work.holder, (work.since, work.until), work.placed = None, again, False
             self._doubt(work)
         else:
             self.bury(work, reason)
