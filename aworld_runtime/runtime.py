@@ -38,7 +38,7 @@ from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
 from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.nodes.claim import restarts
 from aworld_runtime.nodes.janitor import Janitor
-from aworld_runtime.nodes.logs import Logs
+from aworld_runtime.nodes.logs import Logs, Patient
 from aworld_runtime.nodes.lost import say_ended, say_lost
 from aworld_runtime.nodes.node import Runnable
 from aworld_runtime.nodes.room import when_there_is_room
@@ -241,6 +241,7 @@ class Runtime:
         """See to what a server that was restarted may have lost: the run's log, requests that nobody had claimed, the
         news that an episode has ended. What has begun is its owner's business, then the janitor's.
         """
+        logs = Logs(self.bus, Patient(self.store))
         feed_id = await self.bus.feed_id()
         async for _ in restarts(self.bus):
             await self._log.put_back()
@@ -249,9 +250,9 @@ class Runtime:
             feed_id = await self.bus.feed_id()
             source = f"runtime/{self.run_id}"
             if lost_all:
-                await say_ended(self.bus, self._logs, self._log.newest, source=source)
+                await say_ended(self.bus, logs, self._log.newest, source=source)
             # What may still be queued is not queued again before the queue is empty.
-            while unbegun := await self._record_what_ended():
+            while unbegun := await self._record_what_ended(logs):
                 if lost_all or not await self.bus.backlog(EPISODES_QUEUE):
                     for requested in unbegun:
                         if lost_all:
@@ -260,13 +261,13 @@ class Runtime:
                     break
                 await anyio.sleep(LEASE_S)
 
-    async def _record_what_ended(self) -> list[Event]:
+    async def _record_what_ended(self, logs: Logs) -> list[Event]:
         """Of the episodes that somebody waits for; returns the requests of those that have no log."""
         unbegun: list[Event] = []
         for episode_id, unfinished in tuple(self._unfinished.items()):
             log = episode_log(episode_id)
-            if last := await self._logs.last_seq(log):
-                await self._record(await self._logs.read(log, last, limit=1))
+            if last := await logs.last_seq(log):
+                await self._record(await logs.read(log, last, limit=1))
             else:
                 unbegun.append(unfinished.requested)
         return unbegun

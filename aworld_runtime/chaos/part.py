@@ -41,7 +41,7 @@ from aworld_runtime.store.open import open_store
 
 PLACE: Final = "AWORLD_CHAOS"
 """Environment variable with the `Place` as JSON; it also marks the processes of a run."""
-SLOTS = 16
+SLOTS = 64
 LANE = "chaos-lane"
 SEND_EVERY_S = 0.05
 BURST = 10

@@ -22,7 +22,7 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
 from aworld_runtime.nodes.claim import restarts
-from aworld_runtime.nodes.logs import Logs
+from aworld_runtime.nodes.logs import Logs, Patient
 from aworld_runtime.nodes.lost import say_ended, say_lost
 from aworld_runtime.nodes.owner import when_there_is_room
 from aworld_runtime.nodes.run_log import RunLog
@@ -38,7 +38,7 @@ class Submitter:
 
     def __init__(self, bus: Bus, store: Store, run_id: str, *, outstanding: int) -> None:
         self._bus = bus
-        self._logs = Logs(bus, store)
+        self._logs = Logs(bus, Patient(store))
         self._run_id = run_id
         self._most = outstanding
         self._log = RunLog(bus, store, run_id)

@@ -5,20 +5,61 @@ The bus keeps the last event of a log that it has let go.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from typing import Protocol, TypeVar
 
-from aworld_runtime.bus.base import Bus, read_all
+import anyio
+
+from aworld_runtime.bus.base import Bus, Readable, read_all
+from aworld_runtime.errors import StoreUnavailableError
 from aworld_runtime.events import Event
 from aworld_runtime.store.base import Store
 
+logger = logging.getLogger(__name__)
+
 PAGE = 1000
+RETRY_S = 1.0
+
+T = TypeVar("T")
+
+
+class Kept(Readable, Protocol):
+    """What is asked of a store here."""
+
+    async def last_seq(self, log: str) -> int: ...
+
+
+class Patient:
+    """A store that is waited for while it is away: for who can do nothing without it, and isn't in a hurry."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]:
+        return await self._wait(partial(self._store.read, log, start, limit=limit))
+
+    async def last_seq(self, log: str) -> int:
+        return await self._wait(partial(self._store.last_seq, log))
+
+    async def _wait(self, ask: Callable[[], Awaitable[T]]) -> T:
+        told = False
+        while True:
+            try:
+                return await ask()
+            except StoreUnavailableError as error:
+                if not told:
+                    told = True
+                    logger.warning("waiting for the store: %s", error)
+            await anyio.sleep(RETRY_S)
 
 
 class Logs:
     """Reads logs; writes nothing."""
 
-    def __init__(self, bus: Bus, store: Store) -> None:
+    def __init__(self, bus: Bus, store: Kept) -> None:
         self._bus = bus
         self._store = store
 

@@ -29,7 +29,7 @@ from aworld_runtime.events import (
 from aworld_runtime.messages import Task, Usage
 from aworld_runtime.names import episode_log, run_log
 from aworld_runtime.nodes.archiver import Archiver
-from aworld_runtime.nodes.logs import Logs
+from aworld_runtime.nodes.logs import Logs, Patient
 from aworld_runtime.nodes.verify import compare
 from aworld_runtime.store import Store
 from aworld_runtime.store import sqlite as sqlite_backend
@@ -250,6 +250,29 @@ async def _kill_and_restart(bus: MemoryBus, folder: Path) -> None:
             await archiver.drain()
         assert (await compare(bus, store)).same
         await same(bus, store, "episode:1")
+
+
+async def test_who_is_patient_reads_once_a_killed_database_is_back(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    pytest.importorskip("pymongo")
+    from aworld_runtime.store.mongo import MongoStore
+
+    async with MongoServer(tmp_path) as server, MongoStore(server.url, Registry()) as store:
+        await store.put_events("episode:1", [e.at(n) for n, e in enumerate(events(*hello(3)), 1)])
+        await server.kill()
+        found: list[int] = []
+
+        async def ask() -> None:
+            found.append(await Logs(bus, Patient(store)).last_seq("episode:1"))
+
+        with pymongo_sockets_collected():
+            async with anyio.create_task_group() as tasks:
+                with pytest.raises(StoreUnavailableError):
+                    await Logs(bus, store).last_seq("episode:1")
+                tasks.start_soon(ask)
+                await server.start()
+        assert found == [3]
 
 
 async def test_rewound_log_is_an_incident_and_the_others_go_on(
