@@ -276,8 +276,12 @@ STORIES = [
         join,
         die,
         take,
-        step(History.ack, one=FORMER, another=NO),
-        settle,
+        one_of(
+            step(History.ack, one=FORMER, another=NO),
+            step(History.retry, one=FORMER, after=st.just(0)),
+            step(History.give_up, one=FORMER),
+        ),
+        step(History.ask, one=NEWEST),
     ),
     then(put, join, die, take, settle, settle),
     # Or who gets it fails at it.
