@@ -302,6 +302,6 @@ STORIES = [
     then(claim, append, mail, unlink, append, mail, restore, append),
 ]
 PROGRAMS = st.tuples(
-    *(join, join, claim),
+    *(join, join, claim, one_of(*STORIES)),
     st.lists(one_of(NOTHING, *COMMON, *RARE, *STORIES * 2), min_size=6, max_size=16),
-).map(lambda drawn: [*chain(*drawn[:3], *drawn[3])])
+).map(lambda drawn: [*chain(*drawn[:-1], *drawn[-1])])

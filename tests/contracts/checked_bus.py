@@ -259,13 +259,14 @@ class CheckedBus:
     # work
 
     async def put(self, queue: str, *events: Event, client: int = 0, late: bool = False) -> None:
-        await self.clients[client].put(queue, *events)
-        for event in events:
+        copies = [event.model_copy() for event in events]  # in memory they are told apart so
+        await self.clients[client].put(queue, *copies)
+        for event in copies:
             now = anyio.current_time()
             self.queue(queue).add(event, now, now, late=late)
 
     async def put_later(self, queue: str, event: Event, after_s: float) -> None:
-        began = anyio.current_time()
+        began, event = anyio.current_time(), event.model_copy()
         await self.clients[0].put(queue, event, at=utc_now() + timedelta(seconds=after_s))
         since = began + after_s * 0.9  # wall time passes, even where the loop's stands still
         self.queue(queue).add(event, since, anyio.current_time() + after_s, delayed=True)
