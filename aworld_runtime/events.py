@@ -547,17 +547,26 @@ class Event(BaseModel, Generic[Data_co]):
         """The same event at its place in a log."""
         if self.seq == seq:
             return self
-        # As `model_copy(update=…)`, faster, and in a third of the memory: set one by one, the fields share their names
-        # with all other events'. Logs and their owners keep very many.
-        give = object.__setattr__
-        copied = self.__class__.__new__(self.__class__)
-        for name, value in self.__dict__.items():
-            give(copied, name, value)
-        give(copied, "seq", seq)
-        give(copied, "__pydantic_fields_set__", _EVERY_FIELD)
-        give(copied, "__pydantic_extra__", None)
-        give(copied, "__pydantic_private__", None)
+        # As `model_copy(update=…)`, in a third of its time: every append on `memory://` makes copies.
+        copied = self._empty()
+        object.__setattr__(copied, "__dict__", {**self.__dict__, "seq": seq})
         return copied
+
+    def kept_at(self, seq: int) -> Self:
+        """As `at`, in a third of the memory and twice the time: for who keeps very many."""
+        copied = self._empty()
+        # Set one by one, the fields share their names with those of all other events.
+        for name, value in self.__dict__.items():
+            object.__setattr__(copied, name, value)
+        object.__setattr__(copied, "seq", seq)
+        return copied
+
+    def _empty(self) -> Self:
+        empty = self.__class__.__new__(self.__class__)
+        object.__setattr__(empty, "__pydantic_fields_set__", _EVERY_FIELD)
+        object.__setattr__(empty, "__pydantic_extra__", None)
+        object.__setattr__(empty, "__pydantic_private__", None)
+        return empty
 
 
 _EVERY_FIELD = set(Event.model_fields)

@@ -228,7 +228,7 @@ class PrivateServer:
             "appendfsync": "everysec",
             "save": "",
             # Rewriting the file costs as much as writing it: later, and without compressing.
-            "auto-aof-rewrite-min-size": "256mb",
+            "auto-aof-rewrite-min-size": "512mb",
             "rdbcompression": "no",
             "maxmemory-policy": "noeviction",
             # Twice the largest event: nobody can put anything there that no reader could hold.

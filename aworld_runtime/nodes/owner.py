@@ -225,7 +225,7 @@ class EpisodeOwner:
             return
         settled = self._settle([event for commit in commits for event in commit.events])
         # Numbered here: on `memory://` the log and this owner then share them.
-        batch = [event.at(seq) for seq, event in enumerate(settled, len(self.events) + 1)]
+        batch = [event.kept_at(seq) for seq, event in enumerate(settled, len(self.events) + 1)]
         acks = [mail for commit in commits for mail in commit.acks]
         append = partial(self._bus.append, self.log, len(self.events), batch, acks=acks)
         try:
@@ -271,7 +271,7 @@ class EpisodeOwner:
                 claimed = self._event(EpisodeClaimed(worker=self._worker))
                 subscribed = self._event(self._subscribed)
                 opening = [self._requested, claimed, subscribed]
-            opening = [event.at(seq) for seq, event in enumerate(opening, len(past) + 1)]
+            opening = [event.kept_at(seq) for seq, event in enumerate(opening, len(past) + 1)]
             try:
                 await self._send(partial(self._bus.append, self.log, len(past), opening))
             except Fenced:

@@ -401,6 +401,13 @@ def test_an_unknown_type_is_named(registry: Registry) -> None:
         registry.decode(body)
 
 
+def test_an_event_that_is_kept_is_the_same_as_one_that_is_placed() -> None:
+    placed, kept = ENVELOPE.at(7), ENVELOPE.kept_at(7)
+    assert kept == placed
+    assert kept.seq == 7
+    assert kept.model_dump_json() == placed.model_dump_json()
+
+
 def test_a_newer_schema_is_refused(registry: Registry) -> None:
     newer = ENVELOPE.model_copy(update={"schema_version": SCHEMA_VERSION + 1})
     with pytest.raises(MalformedEventError, match=f"{SCHEMA_VERSION + 1}.*upgrade"):
