@@ -226,6 +226,16 @@ async def until_port_is_free(port: int, host: str = HOST, *, patience_s: float =
     return port_is_free(port, host)
 
 
+async def listens(port: int) -> bool:
+    """Whether somebody takes connections there."""
+    try:
+        stream = await anyio.connect_tcp(HOST, port)
+    except OSError:
+        return False
+    await stream.aclose()
+    return True
+
+
 def free_port() -> int:
     """A port that nobody listens on now.
 

@@ -24,7 +24,7 @@ from redis.asyncio import Redis
 
 from aworld_runtime.bus.redis.cluster import SLOTS
 from aworld_runtime.bus.server import PrivateServer
-from aworld_runtime.processes import ChildProcess, spawn
+from aworld_runtime.processes import ChildProcess, listens, spawn
 from tests.waiting import wait_until
 
 HOST = "127.0.0.1"
@@ -69,7 +69,7 @@ class MongoServer:
         self.process = await spawn(argv, log=self.folder / "mongo.log")
         with anyio.move_on_after(READY_DEADLINE):
             while self.process.returncode is None:
-                if await _listens(self.port):
+                if await listens(self.port):
                     return
                 await anyio.sleep(0.02)
         pytest.fail(f"the MongoDB server did not start:\n{self.process.log_tail()}")
@@ -242,12 +242,3 @@ def _free_port() -> int:
             except OSError:
                 continue
             return port
-
-
-async def _listens(port: int) -> bool:
-    try:
-        stream = await anyio.connect_tcp(HOST, port)
-    except OSError:
-        return False
-    await stream.aclose()
-    return True

@@ -24,7 +24,7 @@ from aworld_runtime.bench.progress import Progress
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import ConfigError, ProcessError
 from aworld_runtime.messages import Data
-from aworld_runtime.processes import HOST, ChildProcess, free_port, spawn
+from aworld_runtime.processes import HOST, ChildProcess, free_port, listens, spawn
 
 SCRIPTS = Path(__file__).with_name("peers")
 VENV = ".venv-peers"
@@ -198,15 +198,6 @@ async def _nats(python: Path, folder: Path) -> AsyncGenerator[tuple[ChildProcess
     command = [binary, "-js", "-sd", str(folder / "nats"), "-a", HOST, "-p", str(port)]
     async with await spawn(command, log=folder / "nats.log") as process:
         with anyio.move_on_after(READY_S):
-            while not await _listens(port):  # noqa: ASYNC110 - it tells nobody
+            while not await listens(port):  # noqa: ASYNC110 - it tells nobody
                 await anyio.sleep(0.05)
         yield process, port
-
-
-async def _listens(port: int) -> bool:
-    try:
-        stream = await anyio.connect_tcp(HOST, port)
-    except OSError:
-        return False
-    await stream.aclose()
-    return True

@@ -34,7 +34,7 @@ from aworld_runtime.chaos.plan import Blow
 from aworld_runtime.chaos.proxy import Mode, tell
 from aworld_runtime.chaos.workload import EXIT_CODE
 from aworld_runtime.errors import ProcessError
-from aworld_runtime.processes import HOST, ChildProcess, free_port, spawn
+from aworld_runtime.processes import HOST, ChildProcess, free_port, listens, spawn
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ class Stage:
             argv = [str(program), "--bind_ip", HOST, "--port", str(self._mongo_port)]
             argv += ["--dbpath", str(data)]
         self._mongo = await spawn(argv, log=self.folder / "logs" / "mongo.log", name="mongo")
-        if not await until(partial(_listens, self._mongo_port), MONGO_READY_S):
+        if not await until(partial(listens, self._mongo_port), MONGO_READY_S):
             raise ProcessError(f"{program} did not start: {self._mongo.log_tail(5)}")
 
     def signal_store(self, number: signal.Signals) -> str:
@@ -363,15 +363,6 @@ async def until(ready: Callable[[], bool | Awaitable[bool]], patience_s: float =
                 return True
             await anyio.sleep(POLL_S)
     return False
-
-
-async def _listens(port: int) -> bool:
-    try:
-        stream = await anyio.connect_tcp(HOST, port)
-    except OSError:
-        return False
-    await stream.aclose()
-    return True
 
 
 def _command(*argv: str) -> None:
