@@ -592,7 +592,7 @@ async def test_worker_serves_episodes_is_listed_and_drains(project: Path, bus_ur
         assert nowhere.returncode == 2
         assert "no log begins with 'nope'" in nowhere.stderr
         verified = aworld_process("verify", *bus, cwd=project)
-        assert (verified.returncode, " 0 differ" in verified.stdout) == (0, True)
+        assert (verified.returncode, " 0 differ" in verified.stdout) == (0, True), verified.stdout
         running.send_signal(signal.SIGTERM)
         assert running.wait(10) == 0
     assert "nobody is on the bus" in aworld_process("nodes", *bus, cwd=project).stdout
