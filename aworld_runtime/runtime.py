@@ -19,8 +19,14 @@ from typing import Self, TypeVar, TypeVarTuple
 
 import anyio
 
+from aworld_runtime.archive.archiver import Archiver
+from aworld_runtime.archive.janitor import Janitor
+from aworld_runtime.archive.logs import Logs, Patient
+from aworld_runtime.archive.lost import say_ended, say_lost
+from aworld_runtime.archive.run_log import RunLog
 from aworld_runtime.bus.base import LEASE_S, Bus, Mail
 from aworld_runtime.bus.open import open_bus
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.config import Settings
 from aworld_runtime.errors import AWorldError, ConfigError, NotFoundError, UsageError
 from aworld_runtime.events import (
@@ -35,14 +41,8 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.messages import Task
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
-from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.nodes.claim import restarts
-from aworld_runtime.nodes.janitor import Janitor
-from aworld_runtime.nodes.logs import Logs, Patient
-from aworld_runtime.nodes.lost import say_ended, say_lost
 from aworld_runtime.nodes.node import Runnable
-from aworld_runtime.nodes.room import when_there_is_room
-from aworld_runtime.nodes.run_log import RunLog
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.store.base import Store
 from aworld_runtime.store.open import open_store

@@ -22,6 +22,7 @@ HEAVY = (
 )
 FOLDERS = (
     "agents",
+    "aworld_runtime/archive",
     "aworld_runtime/bus",
     "aworld_runtime/environments",
     "aworld_runtime/models",

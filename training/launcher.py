@@ -27,17 +27,17 @@ from typing import Literal
 import anyio
 from anyio.abc import TaskGroup
 
+from aworld_runtime.archive.archiver import Archiver
+from aworld_runtime.archive.janitor import Janitor
 from aworld_runtime.bus.base import Bus, NodeInfo, read_all
 from aworld_runtime.bus.open import open_bus
+from aworld_runtime.bus.presence import announce, arrivals
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.config import Settings
 from aworld_runtime.errors import AWorldError, Fenced, SamplerError, TrainingError, first_error
 from aworld_runtime.events import Event, NodeJoined, NodeLeft, RunFinished, utc_now
 from aworld_runtime.names import run_log
-from aworld_runtime.nodes.archiver import Archiver
-from aworld_runtime.nodes.janitor import Janitor
-from aworld_runtime.nodes.presence import announce, arrivals
-from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.processes import ChildProcess, spawn
 from aworld_runtime.store.base import Store
 from aworld_runtime.store.open import open_store

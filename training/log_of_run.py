@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator
 
 import anyio
 
+from aworld_runtime.archive.logs import Logs
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.errors import RunLostError, StoreError
 from aworld_runtime.events import Event
-from aworld_runtime.nodes.logs import Logs
 from aworld_runtime.store.base import Store
 
 QUIET_S = 1.0

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import anyio
 
+from aworld_runtime.archive.logs import Logs
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.cli.log_lines import set_up_logging
 from aworld_runtime.config import RankSettings, Settings
@@ -23,7 +24,6 @@ from aworld_runtime.errors import SamplerError, TrainingError, UsageError
 from aworld_runtime.events import Event
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.nodes.environment import load_environment
-from aworld_runtime.nodes.logs import Logs
 from aworld_runtime.store.open import open_store
 from aworld_runtime.telemetry import about
 from aworld_runtime.training.learner import Learner

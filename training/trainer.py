@@ -25,6 +25,8 @@ import anyio
 from anyio.to_thread import run_sync
 
 from aworld_runtime.bus.base import Bus, Mail, NodeInfo, read_all
+from aworld_runtime.bus.presence import announce
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.environments.base import Environment
 from aworld_runtime.errors import (
     EventError,
@@ -55,8 +57,6 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.messages import ModelSpec, Task
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
-from aworld_runtime.nodes.presence import announce
-from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.training.projection import rows_of
 from aworld_runtime.training.rows import TrainingRow

@@ -24,10 +24,10 @@ from aworld_runtime.bench.progress import Progress
 from aworld_runtime.bench.targets import Hold
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.bus.open import open_bus
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import ConfigError, QueueFullError
 from aworld_runtime.events import Event
 from aworld_runtime.messages import Data
-from aworld_runtime.nodes.room import when_there_is_room
 
 ROLE = "slow"
 PUBLISHER = "publisher"

@@ -21,8 +21,8 @@ from aworld_runtime.bench.load import Load, Round, Script, Writer, queue_name, r
 from aworld_runtime.bench.progress import Progress
 from aworld_runtime.bench.verify import check_deliveries, check_log
 from aworld_runtime.bus.base import Bus, read_all
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.messages import Data
-from aworld_runtime.nodes.room import when_there_is_room
 
 STALLED_S = 30.0
 """Seconds without any acknowledged event after which a round is given up."""

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
+from aworld_runtime.archive.marker import is_marker
 from aworld_runtime.chaos.history import Operation
 from aworld_runtime.chaos.plan import Blow
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, episode_of_log
-from aworld_runtime.nodes.marker import is_marker
 
 RESTORED = "log.restored"
 FINISHED = "episode.finished"

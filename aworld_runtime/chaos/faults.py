@@ -11,6 +11,8 @@ from pathlib import Path
 
 import anyio
 
+from aworld_runtime.archive.logs import Logs
+from aworld_runtime.archive.lost import say_lost
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.chaos import hostile
@@ -20,8 +22,6 @@ from aworld_runtime.chaos.stage import Stage, faketime_library
 from aworld_runtime.chaos.workload import MISDEEDS, request
 from aworld_runtime.events import Event, Registry
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
-from aworld_runtime.nodes.logs import Logs
-from aworld_runtime.nodes.lost import say_lost
 from aworld_runtime.nodes.owner import when_there_is_room
 
 HOUR_S = 3600

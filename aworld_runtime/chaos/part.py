@@ -24,6 +24,8 @@ from typing import Final
 
 import anyio
 
+from aworld_runtime.archive.archiver import Archiver
+from aworld_runtime.archive.janitor import Janitor
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.chaos.history import History, recorded
@@ -32,8 +34,6 @@ from aworld_runtime.chaos.workload import TOOL, Measure
 from aworld_runtime.errors import BusUnavailableError
 from aworld_runtime.events import Event, ValueRecorded
 from aworld_runtime.messages import Data
-from aworld_runtime.nodes.archiver import Archiver
-from aworld_runtime.nodes.janitor import Janitor
 from aworld_runtime.nodes.owner import when_there_is_room
 from aworld_runtime.nodes.tool_worker import ToolWorker
 from aworld_runtime.nodes.worker import Worker

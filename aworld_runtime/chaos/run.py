@@ -16,6 +16,8 @@ from pathlib import Path
 import anyio
 from pydantic import JsonValue
 
+from aworld_runtime.archive.logs import Logs
+from aworld_runtime.archive.marker import is_marker
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.chaos import checker, takeover
@@ -28,8 +30,6 @@ from aworld_runtime.chaos.stage import Stage, on_stage, until
 from aworld_runtime.chaos.workload import answer_of
 from aworld_runtime.events import EpisodeFinished, Event, Registry
 from aworld_runtime.names import episode_of_log
-from aworld_runtime.nodes.logs import Logs
-from aworld_runtime.nodes.marker import is_marker
 from aworld_runtime.store.base import Store
 from aworld_runtime.store.open import open_store
 

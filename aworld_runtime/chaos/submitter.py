@@ -12,6 +12,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import anyio
 
+from aworld_runtime.archive.logs import Logs, Patient
+from aworld_runtime.archive.lost import say_ended, say_lost
+from aworld_runtime.archive.run_log import RunLog
 from aworld_runtime.bus.base import LEASE_S, Bus, Mail
 from aworld_runtime.chaos.workload import request
 from aworld_runtime.events import (
@@ -22,10 +25,7 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
 from aworld_runtime.nodes.claim import restarts
-from aworld_runtime.nodes.logs import Logs, Patient
-from aworld_runtime.nodes.lost import say_ended, say_lost
 from aworld_runtime.nodes.owner import when_there_is_room
-from aworld_runtime.nodes.run_log import RunLog
 from aworld_runtime.store.base import Store
 
 logger = logging.getLogger(__name__)

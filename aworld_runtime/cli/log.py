@@ -118,9 +118,9 @@ async def _events(
     arguments: argparse.Namespace,
 ) -> AsyncGenerator[tuple[AsyncIterator[Event], int]]:
     """The log's events, and its last seq now: from a server's bus where one is named, else from the store."""
+    from aworld_runtime.archive.logs import Logs
     from aworld_runtime.config import Settings
     from aworld_runtime.names import episode_log, run_log
-    from aworld_runtime.nodes.logs import Logs
 
     async with stored(arguments.store) as store:
         bus_url = arguments.bus or Settings.from_env().bus

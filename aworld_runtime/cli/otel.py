@@ -95,7 +95,7 @@ async def _export(arguments: argparse.Namespace) -> tuple[int, Exporter]:
 
 
 async def _export_to(collector: Collector, arguments: argparse.Namespace) -> tuple[int, Exporter]:
-    from aworld_runtime.nodes.logs import Logs
+    from aworld_runtime.archive.logs import Logs
     from aworld_runtime.tracing.export import Exporter
 
     async with _sources(arguments) as (bus, store):
@@ -150,8 +150,8 @@ async def _logs(episode: str | None, bus: Bus | None, store: Store | None) -> li
     Raises:
         NotFoundError: there is no such episode.
     """
+    from aworld_runtime.archive.marker import feed_so_far
     from aworld_runtime.names import episode_log, episode_of_log
-    from aworld_runtime.nodes.marker import feed_so_far
 
     if episode is not None:
         if bus is not None and await bus.last_seq(episode_log(episode)):

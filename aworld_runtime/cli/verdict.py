@@ -1,4 +1,4 @@
-"""Whether what the store lacks is lost, or on its way: `nodes.verify` compares, here the differences are judged.
+"""Whether what the store lacks is lost, or on its way: `archive.verify` compares, here the differences are judged.
 
 An archiver copies each log in order, a moment after it has grown. So an event that the store lacks at the end of a log
 is waited for; then it is behind while its run goes on, and a difference once the run has ended. All else is a
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import anyio
 
+from aworld_runtime.archive.verify import Comparison, Difference, compare
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.events import RunFinished
 from aworld_runtime.names import run_log
-from aworld_runtime.nodes.verify import Comparison, Difference, compare
 from aworld_runtime.store.base import Store
 
 WAIT_S = 3.0

@@ -21,9 +21,9 @@ from functools import partial
 import anyio
 
 from aworld_runtime.bus.base import LEASE_S, Bus, Delivery
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import Fenced
 from aworld_runtime.events import Event, LogRestored
-from aworld_runtime.nodes.room import when_there_is_room
 
 logger = logging.getLogger(__name__)
 

@@ -26,6 +26,7 @@ from anyio.abc import TaskGroup
 
 from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus, Delivery, Mail, due_within, read_all
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import EventError, Fenced
 from aworld_runtime.events import (
     DeliveryDeadLettered,
@@ -58,7 +59,6 @@ from aworld_runtime.nodes.context import Context, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.pause import Pause, paused_s
 from aworld_runtime.nodes.reception import Reception
-from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.nodes.tool_calls import Calls, answer_call, answer_event, closing
 from aworld_runtime.tools.base import RemoteTool
 from aworld_runtime.tools.call import cut, is_cancelled, told

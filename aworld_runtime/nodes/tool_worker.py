@@ -14,11 +14,12 @@ import anyio
 
 from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus, Consumer, Delivery, NodeInfo
+from aworld_runtime.bus.presence import announce
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import EventError
 from aworld_runtime.events import ToolCalled, utc_now
 from aworld_runtime.names import tool_queue
-from aworld_runtime.nodes.presence import announce
-from aworld_runtime.nodes.room import bury, try_again, when_there_is_room
+from aworld_runtime.nodes.deliveries import bury, try_again
 from aworld_runtime.nodes.tool_calls import answer_call
 from aworld_runtime.tools.base import BaseTool
 

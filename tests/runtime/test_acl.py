@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from aworld_runtime import Agent, cli
+from aworld_runtime.archive.archiver import Archiver
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.redis.acl import ROLES, acl_file, users
 from aworld_runtime.bus.redis.keys import Keys, Patterns
@@ -27,7 +28,6 @@ from aworld_runtime.events import EpisodeRequested, Event, MessagePosted, ToolRe
 from aworld_runtime.messages import Task, ToolCall
 from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, tool_queue
-from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.nodes.tool_worker import ToolWorker
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.processes import spawn

@@ -16,6 +16,8 @@ import pytest
 from redis.asyncio import Redis
 
 from aworld_runtime.agents import Agent
+from aworld_runtime.archive.archiver import Archiver
+from aworld_runtime.archive.verify import compare
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import LEASE_S, read_all
 from aworld_runtime.bus.redis.cluster import SHARDS, slot_of
@@ -35,8 +37,6 @@ from aworld_runtime.events import (
 from aworld_runtime.messages import ToolCall
 from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
-from aworld_runtime.nodes.archiver import Archiver
-from aworld_runtime.nodes.verify import compare
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.processes import HOST, ChildProcess, free_port, spawn
 from aworld_runtime.runtime import Runtime

@@ -6,8 +6,8 @@ import anyio
 
 from aworld_runtime.bus.base import NodeInfo
 from aworld_runtime.bus.open import open_bus
+from aworld_runtime.bus.presence import announce, arrivals
 from aworld_runtime.events import NodeJoined, NodeLeft
-from aworld_runtime.nodes.presence import announce, arrivals
 
 
 async def test_nodes_that_come_and_go_at_run_time_are_told_of() -> None:

@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from aworld_runtime.bus import open_bus
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import QueueFullError
 from aworld_runtime.events import Event, MessagePosted
-from aworld_runtime.nodes.room import when_there_is_room
 
 pytestmark = pytest.mark.anyio
 

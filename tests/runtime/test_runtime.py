@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from aworld_runtime import Agent, LLMClient, Runners, Runtime
+from aworld_runtime.archive.verify import compare
 from aworld_runtime.bus.base import NodeInfo, read_all
 from aworld_runtime.errors import AWorldError, ConfigError, NotFoundError, UsageError
 from aworld_runtime.events import EpisodeFinished, EpisodeRequested, Event
@@ -21,7 +22,6 @@ from aworld_runtime.models.base import ModelRequest
 from aworld_runtime.models.scripted import Reply, ScriptedModel
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
 from aworld_runtime.nodes.node import Program
-from aworld_runtime.nodes.verify import compare
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.runtime import run_sync
 from aworld_runtime.store.open import open_store

@@ -13,13 +13,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aworld_runtime import telemetry
+from aworld_runtime.archive.archiver import Archiver
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.cli.health import serve_health
 from aworld_runtime.errors import Fenced, QueueFullError
 from aworld_runtime.events import EpisodeClaimed, Event, MessagePosted
 from aworld_runtime.names import episode_log
-from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.store.open import open_store
 from tests.episodes import adding_program, request_episode, run_episode
 

@@ -20,6 +20,7 @@ from anyio.to_thread import run_sync
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
+from aworld_runtime.archive.archiver import Archiver
 from aworld_runtime.bus import open_bus
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.cli import main
@@ -45,7 +46,6 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.messages import Task, ToolCall, Usage
 from aworld_runtime.names import episode_log
-from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.store.open import open_store
 from aworld_runtime.tracing.export import CursorFile, Exporter
 from aworld_runtime.tracing.otlp import Collector

@@ -10,6 +10,8 @@ from pathlib import Path
 import anyio
 import pytest
 
+from aworld_runtime.archive.archiver import Archiver
+from aworld_runtime.archive.logs import Logs
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import Mail, read_all
 from aworld_runtime.errors import NonFiniteLossError, StaleSampleError, TrainingError
@@ -27,9 +29,7 @@ from aworld_runtime.events import (
     StepFinished,
 )
 from aworld_runtime.names import episode_log, run_log
-from aworld_runtime.nodes.archiver import Archiver
 from aworld_runtime.nodes.environment import load_environment
-from aworld_runtime.nodes.logs import Logs
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.store import open_store
 from aworld_runtime.training.config import TrainConfig

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from aworld_runtime.archive.logs import Logs
+from aworld_runtime.archive.lost import say_ended, say_lost
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.events import EpisodeFinished, EpisodeRequested, Event, LogRestored
 from aworld_runtime.messages import Task
 from aworld_runtime.names import episode_log
-from aworld_runtime.nodes.logs import Logs
-from aworld_runtime.nodes.lost import say_ended, say_lost
 from aworld_runtime.store.open import open_store
 
 pytestmark = pytest.mark.anyio

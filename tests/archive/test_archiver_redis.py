@@ -6,12 +6,12 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
+from aworld_runtime.archive.archiver import Archiver
+from aworld_runtime.archive.logs import Logs
+from aworld_runtime.archive.verify import compare
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.events import Event, MessagePosted, Registry
-from aworld_runtime.nodes.archiver import Archiver
-from aworld_runtime.nodes.logs import Logs
-from aworld_runtime.nodes.verify import compare
 from aworld_runtime.store.sqlite import SQLiteStore
 
 HOUR_MS = 3_600_000

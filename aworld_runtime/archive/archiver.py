@@ -28,7 +28,10 @@ from anyio.abc import TaskGroup
 from pydantic import JsonValue
 
 from aworld_runtime import telemetry
+from aworld_runtime.archive.marker import is_marker, marked, new_marker
+from aworld_runtime.archive.records import advance, advance_run
 from aworld_runtime.bus.base import Bus, FeedEntry, NodeInfo
+from aworld_runtime.bus.presence import announce
 from aworld_runtime.errors import (
     AWorldError,
     BusError,
@@ -39,9 +42,6 @@ from aworld_runtime.errors import (
 )
 from aworld_runtime.events import Event, StepFinished, utc_now
 from aworld_runtime.names import episode_of_log, run_of_log
-from aworld_runtime.nodes.marker import is_marker, marked, new_marker
-from aworld_runtime.nodes.presence import announce
-from aworld_runtime.nodes.records import advance, advance_run
 from aworld_runtime.store.base import EpisodeRecord, RunRecord, Store
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from functools import partial
 import anyio
 
 from aworld_runtime.bus.base import Bus, FeedEntry
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.events import Event, ValueRecorded, new_id
-from aworld_runtime.nodes.room import when_there_is_room
 
 PREFIX = "marker:"
 UNLINK_S = 1.0

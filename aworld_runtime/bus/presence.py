@@ -9,9 +9,9 @@ from functools import partial
 import anyio
 
 from aworld_runtime.bus.base import Bus, NodeInfo
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import BusFullError
 from aworld_runtime.events import NodeJoined, NodeLeft
-from aworld_runtime.nodes.room import when_there_is_room
 
 ANNOUNCE_EVERY_S = 1.0
 LEAVE_S = 2.0

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from aworld_runtime.archive.logs import Logs
 from aworld_runtime.bus.base import Bus
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import Fenced
 from aworld_runtime.events import EpisodeFinished, Event, LogRestored
 from aworld_runtime.names import episode_log
-from aworld_runtime.nodes.logs import Logs
-from aworld_runtime.nodes.room import when_there_is_room
 
 
 async def say_lost(bus: Bus, requested: Event, *, source: str) -> None:

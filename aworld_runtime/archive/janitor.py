@@ -21,7 +21,9 @@ from itertools import takewhile
 import anyio
 
 from aworld_runtime import telemetry
+from aworld_runtime.archive.archiver import Archiver
 from aworld_runtime.bus.base import Bus, read_all
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import (
     AWorldError,
     BusError,
@@ -39,8 +41,6 @@ from aworld_runtime.events import (
     RunFinished,
 )
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
-from aworld_runtime.nodes.archiver import Archiver
-from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.store.base import EpisodeRecord, Store
 
 logger = logging.getLogger(__name__)

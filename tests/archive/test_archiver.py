@@ -9,6 +9,9 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from aworld_runtime.archive.archiver import Archiver
+from aworld_runtime.archive.logs import Logs, Patient
+from aworld_runtime.archive.verify import compare
 from aworld_runtime.bus.memory import MemoryBus
 from aworld_runtime.errors import LogRewoundError, StoreUnavailableError
 from aworld_runtime.events import (
@@ -28,9 +31,6 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.messages import Task, Usage
 from aworld_runtime.names import episode_log, run_log
-from aworld_runtime.nodes.archiver import Archiver
-from aworld_runtime.nodes.logs import Logs, Patient
-from aworld_runtime.nodes.verify import compare
 from aworld_runtime.store import Store
 from aworld_runtime.store import sqlite as sqlite_backend
 from aworld_runtime.store.sqlite import SQLiteStore
@@ -212,7 +212,7 @@ async def test_store_outage_stalls_nobody_and_loses_nothing(
     ):
         other = sqlite3.connect(file, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with caplog.at_level(logging.INFO, "aworld_runtime.nodes.archiver"):
+        with caplog.at_level(logging.INFO, "aworld_runtime.archive.archiver"):
             with anyio.fail_after(1):
                 for i in range(300):
                     await append(bus, f"episode:{i % 10}", MessagePosted(content="hello"))

@@ -12,11 +12,11 @@ from functools import partial
 import anyio
 
 from aworld_runtime.bus.base import Bus, Mail
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import BusError, Fenced
 from aworld_runtime.events import Event
 from aworld_runtime.names import run_log
 from aworld_runtime.nodes.claim import Claim
-from aworld_runtime.nodes.room import when_there_is_room
 from aworld_runtime.store.base import Store
 
 KNOWN = 1000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from aworld_runtime.archive.marker import feed_so_far
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.events import EpisodeFinished
 from aworld_runtime.messages import Data
 from aworld_runtime.names import episode_of_log
-from aworld_runtime.nodes.marker import feed_so_far
 from aworld_runtime.store.base import Store
 
 PAGE = 1000

@@ -13,6 +13,10 @@ from pydantic import JsonValue
 from redis.asyncio import Redis
 
 from aworld_runtime.agents import Agent
+from aworld_runtime.archive.archiver import Archiver
+from aworld_runtime.archive.janitor import Janitor
+from aworld_runtime.archive.logs import Logs
+from aworld_runtime.archive.verify import compare
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import NodeInfo, read_all
 from aworld_runtime.bus.server import PrivateServer
@@ -32,10 +36,6 @@ from aworld_runtime.events import (
 from aworld_runtime.messages import ToolCall
 from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
-from aworld_runtime.nodes.archiver import Archiver
-from aworld_runtime.nodes.janitor import Janitor
-from aworld_runtime.nodes.logs import Logs
-from aworld_runtime.nodes.verify import compare
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.replay.replay import replay
 from aworld_runtime.runtime import Runtime
