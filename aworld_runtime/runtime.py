@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from secrets import token_hex
@@ -21,16 +20,14 @@ import anyio
 
 from aworld_runtime.archive.archiver import Archiver
 from aworld_runtime.archive.janitor import Janitor
-from aworld_runtime.archive.logs import Logs, Patient
-from aworld_runtime.archive.lost import say_ended, say_lost
+from aworld_runtime.archive.logs import Logs
+from aworld_runtime.archive.requests import Requests
 from aworld_runtime.archive.run_log import RunLog
-from aworld_runtime.bus.base import LEASE_S, Bus, Mail
+from aworld_runtime.bus.base import Bus
 from aworld_runtime.bus.open import open_bus
-from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.config import Settings
 from aworld_runtime.errors import AWorldError, ConfigError, NotFoundError, UsageError
 from aworld_runtime.events import (
-    EpisodeFinished,
     EpisodeRequested,
     Event,
     Registry,
@@ -40,8 +37,7 @@ from aworld_runtime.events import (
     utc_now,
 )
 from aworld_runtime.messages import Task
-from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
-from aworld_runtime.nodes.claim import restarts
+from aworld_runtime.names import episode_log
 from aworld_runtime.nodes.node import Runnable
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.store.base import Store
@@ -54,17 +50,6 @@ FINISH_S = 2.0
 """Seconds that a cancelled run takes to say so in its log."""
 DRAIN_S = 10.0
 """Seconds that leaving waits for the archive to catch up."""
-
-
-@dataclass(slots=True, eq=False)
-class _Unfinished:
-    """An episode that somebody may wait for."""
-
-    program: str
-    """What its request calls its program."""
-    requested: Event
-    ended: anyio.Event | None = None
-    """Set once its end is in the run's log; there is one if somebody waits."""
 
 
 class Runtime:
@@ -93,16 +78,21 @@ class Runtime:
         self.store: Store = open_store(store or settings.store, registry)
         self.run_id = f"{utc_now():%Y%m%d-%H%M%S}-{token_hex(3)}"
         self._settings = settings
+        self._source = f"runtime/{self.run_id}"
         self._log = RunLog(self.bus, self.store, self.run_id)
         self._logs = Logs(self.bus, self.store)
         self._kind = kind
         self._slots = slots
         self._programs: dict[str, Runnable] = {}
         """Objects that unfinished episodes run, each under a name of its episode's own."""
-        self._unfinished: dict[str, _Unfinished] = {}
-        """Episodes submitted here whose end is not yet in the run's log."""
+        self._requests = Requests(
+            self.bus,
+            self.store,
+            self._log,
+            source=self._source,
+            restore_after_s=settings.restore_after_s,
+        )
         self._failure: BaseException | None = None
-        self._recording = anyio.Lock()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -122,10 +112,8 @@ class Runtime:
             )
             tasks.start_soon(janitor.run)
             await self._log.append([self._event(RunStarted(kind=self._kind))])
-            mail = await stack.enter_async_context(self.bus.mailbox(run_log(self.run_id)))
             stack.push_async_callback(self._finish)
-            tasks.start_soon(self._receive, mail)
-            tasks.start_soon(self._watch_server)
+            tasks.start_soon(self._requests.run)
             if self._slots:
                 worker = Worker(
                     self.bus,
@@ -177,15 +165,15 @@ class Runtime:
         reference = self._reference(program, episode_id)
         requested = Event.of(
             EpisodeRequested(task=task, program=reference, seed=seed),
-            source=f"runtime/{self.run_id}",
+            source=self._source,
             run_id=self.run_id,
             task_id=task.id,
             episode_id=episode_id,
             trust="user",
             deadline=None if timeout_s is None else utc_now() + timedelta(seconds=timeout_s),
         )
-        self._unfinished[episode_id] = _Unfinished(reference, requested)
-        await self._put(requested)
+        forget = partial(self._programs.pop, reference, None)
+        await self._requests.submit(episode_id, requested, on_end=forget)
         return episode_id
 
     async def result(self, episode_id: str) -> Episode:
@@ -194,9 +182,7 @@ class Runtime:
         Raises:
             NotFoundError: it was not submitted here.
         """
-        if (unfinished := self._unfinished.get(episode_id)) is not None:
-            unfinished.ended = unfinished.ended or anyio.Event()
-            await unfinished.ended.wait()
+        await self._requests.wait(episode_id)
         events = await self._logs.read_all(episode_log(episode_id))
         if not events or events[0].run_id != self.run_id:
             raise NotFoundError(f"episode {episode_id!r} was not submitted to this runtime")
@@ -218,60 +204,6 @@ class Runtime:
         self._programs[reference] = program
         return reference
 
-    async def _receive(self, mail: AsyncIterator[list[Mail]]) -> None:
-        async for batch in mail:
-            await self._record([item.event for item in batch], acks=batch)
-
-    async def _record(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
-        """Write down which episodes have ended, each once, and wake who waits for them."""
-        async with self._recording:
-            ended = {
-                event.episode_id: event
-                for event in events
-                if isinstance(event.data, EpisodeFinished) and event.episode_id in self._unfinished
-            }
-            await self._log.append(list(ended.values()), acks=acks)
-            for episode_id in ended:
-                unfinished = self._unfinished.pop(episode_id)
-                self._programs.pop(unfinished.program, None)
-                if unfinished.ended is not None:
-                    unfinished.ended.set()
-
-    async def _watch_server(self) -> None:
-        """See to what a server that was restarted may have lost: the run's log, requests that nobody had claimed, the
-        news that an episode has ended. What has begun is its owner's business, then the janitor's.
-        """
-        logs = Logs(self.bus, Patient(self.store))
-        feed_id = await self.bus.feed_id()
-        async for _ in restarts(self.bus):
-            await self._log.put_back()
-            await anyio.sleep(self._settings.restore_after_s + LEASE_S)
-            lost_all = await self.bus.feed_id() != feed_id
-            feed_id = await self.bus.feed_id()
-            source = f"runtime/{self.run_id}"
-            if lost_all:
-                await say_ended(self.bus, logs, self._log.newest, source=source)
-            # What may still be queued is not queued again before the queue is empty.
-            while unbegun := await self._record_what_ended(logs):
-                if lost_all or not await self.bus.backlog(EPISODES_QUEUE):
-                    for requested in unbegun:
-                        if lost_all:
-                            await say_lost(self.bus, requested, source=source)
-                        await self._put(requested)
-                    break
-                await anyio.sleep(LEASE_S)
-
-    async def _record_what_ended(self, logs: Logs) -> list[Event]:
-        """Of the episodes that somebody waits for; returns the requests of those that have no log."""
-        unbegun: list[Event] = []
-        for episode_id, unfinished in tuple(self._unfinished.items()):
-            log = episode_log(episode_id)
-            if last := await logs.last_seq(log):
-                await self._record(await logs.read(log, last, limit=1))
-            else:
-                unbegun.append(unfinished.requested)
-        return unbegun
-
     async def _finish(self) -> None:
         error = self._failure
         finished = RunFinished(reason="done")
@@ -282,12 +214,8 @@ class Runtime:
         with anyio.move_on_after(FINISH_S, shield=True):
             await self._log.append([self._event(finished)])
 
-    async def _put(self, requested: Event) -> None:
-        put = partial(self.bus.put, EPISODES_QUEUE, requested)
-        await when_there_is_room(put, who=f"run {self.run_id}")
-
     def _event(self, data: RunStarted | RunFinished) -> Event:
-        return Event.of(data, source=f"runtime/{self.run_id}", run_id=self.run_id)
+        return Event.of(data, source=self._source, run_id=self.run_id)
 
 
 async def run_program(program: Runnable, task: str | Task) -> Episode:

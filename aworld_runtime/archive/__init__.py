@@ -5,6 +5,7 @@ janitor      what is over goes, what was lost comes back
 logs         reads them wherever they are
 verify       compares bus and store
 marker       where the feed ends
+requests     what a run asked for, followed to its end
 run_log      a run's log, as its writer keeps it
 lost         what a requester writes where a server lost an episode
 """

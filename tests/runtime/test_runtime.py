@@ -213,7 +213,7 @@ async def test_an_episode_reported_twice_is_counted_once(store: str) -> None:
 async def test_what_has_finished_is_not_kept_in_memory_and_its_result_is_there(store: str) -> None:
     async with Runtime(bus="memory://", store=store) as runtime:
         episodes = [await runtime.run(swarm, "Add.") for _ in range(3)]
-        assert runtime._unfinished == {}  # pyright: ignore[reportPrivateUsage]
+        assert not runtime._requests.unfinished  # pyright: ignore[reportPrivateUsage]
         assert [await runtime.result(episode.id) for episode in episodes] == episodes
 
 
