@@ -20,10 +20,10 @@ from aworld_runtime.archive.logs import Logs, Patient
 from aworld_runtime.archive.lost import say_ended, say_lost
 from aworld_runtime.archive.run_log import RunLog
 from aworld_runtime.bus.base import LEASE_S, Bus, Mail
+from aworld_runtime.bus.restarts import restarts
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.events import EpisodeFinished, Event
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
-from aworld_runtime.nodes.claim import restarts
 from aworld_runtime.store.base import Store
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ taken over before, by a worker that died with the server's data, and may not kno
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -31,18 +31,6 @@ OTHERS_S = LEASE_S
 """Seconds for all who know more of a log to put that back, too."""
 AGAIN_S = OTHERS_S + 1.0
 """Seconds until an episode whose claim the server lost can be claimed again."""
-LOOK_S = 1.0
-"""Seconds between two looks at whether the server is still the same."""
-
-
-async def restarts(bus: Bus) -> AsyncGenerator[str]:
-    """The server's id, each time it has become another: what it kept may be gone, in part or altogether."""
-    known = await bus.server_id()
-    while True:
-        await anyio.sleep(LOOK_S)
-        if (now := await bus.server_id()) != known:
-            known = now
-            yield now
 
 
 class Claim:

@@ -22,6 +22,7 @@ from pydantic import JsonValue
 from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus, Delivery, NodeInfo
 from aworld_runtime.bus.presence import announce
+from aworld_runtime.bus.restarts import restarts
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import (
     AWorldError,
@@ -33,7 +34,6 @@ from aworld_runtime.errors import (
 from aworld_runtime.events import EpisodeFinished, EpisodeRequested, Event, utc_now
 from aworld_runtime.models.client import NO_DEFAULTS, ModelDefaults
 from aworld_runtime.names import EPISODES_QUEUE, run_log
-from aworld_runtime.nodes.claim import restarts
 from aworld_runtime.nodes.connections import Connections
 from aworld_runtime.nodes.deliveries import bury, try_again
 from aworld_runtime.nodes.node import Program, Runnable, load_program
