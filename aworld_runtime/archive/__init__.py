@@ -7,5 +7,5 @@ verify       compares bus and store
 marker       where the feed ends
 requests     what a run asked for, followed to its end
 run_log      a run's log, as its writer keeps it
-lost         what a requester writes where a server lost an episode
+lost         a log of which a server lost events: what is known is put back, and the log says so
 """

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -22,6 +22,7 @@ import anyio
 
 from aworld_runtime import telemetry
 from aworld_runtime.archive.archiver import Archiver
+from aworld_runtime.archive.lost import begins, put_back, say_restored
 from aworld_runtime.bus.base import Bus, read_all
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import (
@@ -37,7 +38,6 @@ from aworld_runtime.events import (
     EpisodeFinished,
     EpisodeRequested,
     Event,
-    LogRestored,
     RunFinished,
 )
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
@@ -105,6 +105,7 @@ class Janitor:
         self._place = f"{self.name}@{bus.url}"
         """Where the store says which feed the bus has."""
         self._written = datetime.min.replace(tzinfo=UTC)
+        self._source = f"{self.name}/{archiver.name}"
         archiver.listeners.append(self._note)
 
     async def run(self) -> None:
@@ -262,7 +263,7 @@ class Janitor:
         try:
             await self._restore(log)
         except Fenced:
-            logger.info("%s: put back by its owner, or by another janitor", log)
+            logger.info("%s: somebody else goes on with it", log)
         except (EventError, LostLogError) as error:
             self.incidents[log] = error
             telemetry.LOST_LOGS.add()
@@ -279,30 +280,19 @@ class Janitor:
         if there >= kept:
             return  # its owner knows more, and has put it back
         events = await self._stored(log)
-        last = await self._bus.read(log, there, limit=1) if there else []
-        if [event.id for event in last] != [e.id for e in events if e.seq == there]:
+        if not await begins(self._bus, log, there, events):
             raise LostLogError(
                 f"event {there} on the bus is not the one in {self._store.url}: it began anew before it could be"
                 " restored; aworld verify shows both"
             )
-        await self._append(log, there, events)
-        if isinstance(events[-1].data, EpisodeFinished):
-            return  # only its record in the store was behind: nothing follows an end
-        restored = self._event(events[0], LogRestored(at=kept))
-        await self._send(partial(self._bus.append, log, kept, [restored]), log)
-        telemetry.RESTORED.add()
-        logger.warning("%s: restored from the store up to event %d", log, kept)
-        await self._queue(log, events[0])
-
-    async def _append(self, log: str, there: int, events: Sequence[Event]) -> None:
-        """All of the log where it is empty, else what follows `there`."""
-        if not there:
-            await self._send(partial(self._bus.restore, log, events), log)
+        restored = await put_back(self._bus, log, events)
+        # Where only its record in the store was behind, nothing follows an end.
+        if not restored or isinstance(events[-1].data, EpisodeFinished):
             return
-        rest = [event for event in events if event.seq > there]
-        for start in range(0, len(rest), PAGE):
-            page = rest[start : start + PAGE]
-            await self._send(partial(self._bus.append, log, page[0].seq - 1, page), log)
+        if await say_restored(self._bus, log, kept, events[0], source=self._source):
+            telemetry.RESTORED.add()
+            logger.warning("%s: restored from the store up to event %d", log, kept)
+            await self._queue(log, events[0])
 
     async def _queue(self, log: str, first: Event) -> None:
         """Have somebody claim the episode. One that can't be run from its log ends here."""
@@ -310,7 +300,7 @@ class Janitor:
             await self._send(partial(self._bus.put, EPISODES_QUEUE, first), log)
             return
         lost = f"the bus lost this episode, and its log begins with {first.type}: nobody can run it"
-        failed = self._event(first, EpisodeFinished(reason="failed", error=lost))
+        failed = first.caused(EpisodeFinished(reason="failed", error=lost), source=self._source)
         await self._send(
             partial(self._bus.append, log, await self._bus.last_seq(log), [failed]), log
         )
@@ -336,9 +326,6 @@ class Janitor:
             logger.warning("%s: nobody has claimed it since the server lost it; queued again", log)
             for first in await self._bus.read(log, limit=1):
                 await self._queue(log, first)
-
-    def _event(self, first: Event, data: LogRestored | EpisodeFinished) -> Event:
-        return first.caused(data, source=f"{self.name}/{self._archiver.name}")
 
     async def _send(self, send: Callable[[], Awaitable[object]], log: str) -> None:
         await when_there_is_room(send, who=f"{self.name}: {log}")

@@ -11,12 +11,12 @@ from functools import partial
 
 import anyio
 
+from aworld_runtime.archive.lost import put_back
 from aworld_runtime.bus.base import Bus, Mail
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import BusError, Fenced
 from aworld_runtime.events import Event
 from aworld_runtime.names import run_log
-from aworld_runtime.nodes.claim import Claim
 from aworld_runtime.store.base import Store
 
 KNOWN = 1000
@@ -77,7 +77,4 @@ class RunLog:
                 f"the bus lost {self.name}, and {self._store.url} has {len(events) - len(self._known)} of its first"
                 f" {oldest - 1} events: the run can't go on"
             )
-        if not events:
-            return False
-        claim = Claim(self._bus, self.name, events[0], None, source=events[0].source)
-        return await claim.put_back(events)
+        return bool(await put_back(self._bus, self.name, events))

@@ -5,27 +5,24 @@
                    is taken ─▶ it drops the work: another worker takes over what is there now
                    is gone  ─▶ it queues the request again, and drops the work
 
-Acknowledged events are facts, so whoever knows them may put them back; to go on takes the claim. Who has none may have been
-taken over before, by a worker that died with the server's data, and may not know how the log went on. So the log says
-`log.restored`, once all who know more of it have had the time to put that back.
+Whoever knows events may put them back; to go on takes the claim. Who has none may have been taken over before, by a worker
+that died with the server's data, and may not know how the log went on. So the log says `log.restored`, once all who know
+more of it have had the time to put that back.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
 import anyio
 
+from aworld_runtime.archive.lost import put_back, say_restored
 from aworld_runtime.bus.base import LEASE_S, Bus, Delivery
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import Fenced
-from aworld_runtime.events import Event, LogRestored
-
-logger = logging.getLogger(__name__)
+from aworld_runtime.events import Event
 
 OTHERS_S = LEASE_S
 """Seconds for all who know more of a log to put that back, too."""
@@ -90,30 +87,14 @@ class Claim:
             raise Fenced(f"the claim on {self._log}, which is empty, is no longer held")
 
     async def put_back(self, known: Sequence[Event]) -> bool:
-        """Append again what the server lost of the log; whether that was why an append was refused.
-
-        The very same events: a store may have them already, and what they caused goes on.
+        """Put back what the server lost of the log; whether that was why an append was refused.
 
         Raises:
             Fenced: the events are there again, but the claim is not held; see `check`.
         """
         async with self._lock:
-            whole = tuple(known)
-            first = there = await self._bus.last_seq(self._log)
-            if first >= len(whole):
+            if not await put_back(self._bus, self._log, tuple(known)):
                 return False
-            while there < len(whole):  # others may put back what they know at the same time
-                if not await self._is_prefix(there, whole):
-                    return False
-                append = partial(self._bus.append, self._log, there, whole[there:])
-                restore = partial(self._bus.restore, self._log, whole)
-                with suppress(Fenced):
-                    await when_there_is_room(append if there else restore, who=self._log)
-                there = await self._bus.last_seq(self._log)
-            lost = len(whole) - first
-            logger.warning(
-                "%s: the bus lost its last %d events; they are put back", self._log, lost
-            )
             try:
                 await self._check()
             except Fenced:
@@ -122,19 +103,10 @@ class Claim:
         return True
 
     async def _say_restored(self, known: Sequence[Event]) -> None:
-        """In the log, unless it has gone on since: then somebody knew more, or has it already."""
         await anyio.sleep(OTHERS_S)
-        last = None
-        while last != len(known):  # an append of its own may still have come between
-            last = len(known)
-            restored = self._requested.caused(LogRestored(at=last), source=self._source)
-            with suppress(Fenced):
-                await when_there_is_room(
-                    partial(self._bus.append, self._log, last, [restored]), who=self._log
-                )
-                return
-
-    async def _is_prefix(self, there: int, known: Sequence[Event]) -> bool:
-        """Whether the log on the bus, `there` events long, is what `known` begins with: its last event tells."""
-        last = await self._bus.read(self._log, there, limit=1) if there else ()
-        return not there or [event.id for event in last] == [known[there - 1].id]
+        said, at = False, None
+        while not said and at != len(known):  # an append of its own may still have come between
+            at = len(known)
+            said = await say_restored(
+                self._bus, self._log, at, self._requested, source=self._source
+            )
