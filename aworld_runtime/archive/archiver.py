@@ -229,7 +229,10 @@ class Archiver:
     async def _copy(self, log: str, first: int, last: int) -> None:
         announced = first
         if log not in self._known and first > 1:
-            first -= 1  # a log rewound before this archiver came shows at the event before
+            # A log rewound before this archiver came shows at the event before. And a store that came late has not got
+            # what the feed told of it: that is trimmed behind other archivers.
+            kept = await self._persist(lambda: self._store.last_seq(log))
+            first = min(first - 1, kept + 1)
         while first <= last:
             limit = min(EVENTS_AT_ONCE, last - first + 1)
             events = await self._bus.read(log, first, limit=limit)

@@ -129,6 +129,24 @@ async def test_restarted_archiver_resumes_at_its_cursor(
         assert await other.logs() == ["episode:2"]
 
 
+async def test_of_a_log_that_goes_on_a_late_store_gets_the_beginning_too(
+    bus: MemoryBus, store: SQLiteStore
+) -> None:
+    """The feed has been trimmed behind the archiver of another store, and tells of its end alone."""
+    await append(bus, "episode:1", *hello(3))
+    await append(bus, "other", *hello(1))
+    async with bus.feed() as feed:
+        told = await anext(feed)
+    await bus.trim_feed(told[-1].cursor)
+    await append(bus, "episode:1", *hello(2))
+    async with Archiver(bus, store) as archiver:
+        await archiver.drain()
+    await same(bus, store, "episode:1")
+    record = await store.episode("1")
+    assert record is not None
+    assert record.last_seq == 5
+
+
 class DiesBefore(SQLiteStore):
     """A store under which the archiver's process dies just before it calls `method`."""
 
