@@ -1,8 +1,9 @@
 """Whether what the store lacks is lost, or on its way: `archive.verify` compares, here the differences are judged.
 
 An archiver copies each log in order, a moment after it has grown. So an event that the store lacks at the end of a log
-is waited for; then it is behind while its run goes on, and a difference once the run has ended. All else is a
-difference at once: another event at the same place, one that only the store has, one missing between others.
+is waited for; then it is behind while its run goes on, or its episode, which workers end after a run that was
+interrupted; and a difference once both have ended. All else is a difference at once: another event at the same place,
+one that only the store has, one missing between others.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import anyio
 
 from aworld_runtime.archive.verify import Comparison, Difference, compare
 from aworld_runtime.bus.base import Bus
-from aworld_runtime.events import RunFinished
-from aworld_runtime.names import run_log
+from aworld_runtime.events import EpisodeFinished, RunFinished
+from aworld_runtime.names import episode_of_log, run_log, run_of_log
 from aworld_runtime.store.base import Store
 
 WAIT_S = 3.0
@@ -26,7 +27,7 @@ class Verdict(Comparison):
     """A comparison whose `differing` are those that time won't mend."""
 
     behind: int = 0
-    """Events that the store has not got yet, of runs that go on."""
+    """Events that the store has not got yet, of runs and episodes that go on."""
 
 
 async def judge(bus: Bus, store: Store, prefix: str = "", *, wait_s: float = WAIT_S) -> Verdict:
@@ -72,9 +73,18 @@ async def _id_at(where: Bus | Store, one: Difference) -> str | None:
 
 
 async def _goes_on(bus: Bus, one: Difference) -> bool:
-    """Whether its run has not ended: somebody may still be archiving."""
+    """Whether its run or its episode has not ended: somebody may still be archiving."""
     events = await bus.read(one.log, one.seq, limit=1)
-    log = run_log(events[0].run_id or "") if events else ""
-    last = await bus.last_seq(log) if log else 0
+    run_id = events[0].run_id if events else None
+    return await _is_open(bus, one.log) or (
+        run_id is not None and await _is_open(bus, run_log(run_id))
+    )
+
+
+async def _is_open(bus: Bus, log: str) -> bool:
+    """Whether it is the log of an episode or a run, and its last event isn't an end."""
+    if episode_of_log(log) is None and run_of_log(log) is None:
+        return False
+    last = await bus.last_seq(log)
     newest = await bus.read(log, last, limit=1) if last else []
-    return any(not isinstance(event.data, RunFinished) for event in newest)
+    return any(not isinstance(event.data, EpisodeFinished | RunFinished) for event in newest)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Compare the event ids of every log, bus against store. 1: they differ, or the store lacks events of a run"
-        " that has ended. What it has not got yet of a run that goes on is counted as behind."
+        " that has ended. What it has not got yet of a run or an episode that goes on is counted as behind."
     )
     parser.add_argument("--log", default="", metavar="PREFIX", help="only logs that begin with it")
     add_bus(parser)

@@ -35,6 +35,7 @@ from aworld_runtime.cli.verdict import judge
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.events import (
     EpisodeCancelled,
+    EpisodeFinished,
     EpisodeRequested,
     EvaluationFinished,
     Event,
@@ -522,17 +523,40 @@ async def test_what_is_on_its_way_to_the_store_is_behind_and_what_is_lost_differ
             assert await found() == (0, 4)
 
 
+async def test_what_the_store_lacks_of_an_episode_that_outlives_its_run_is_behind(
+    tmp_path: Path,
+) -> None:
+    """Workers go on with the episodes of a run that was interrupted."""
+    asked = EpisodeRequested(task=Task(id="t", prompt="q"), program="p:q")
+    async with open_bus("memory://") as bus, open_store(f"sqlite:///{tmp_path}/s.db") as store:
+        ended = [run_event(RunStarted(kind="run")), run_event(RunFinished(reason="interrupted"))]
+        await bus.append(run_log("r"), 0, ended)
+        await store.put_events(run_log("r"), await bus.read(run_log("r")))
+        await bus.append(episode_log("e"), 0, [run_event(asked)])
+        verdict = await judge(bus, store, wait_s=0.0)
+        assert (verdict.behind, verdict.differing) == (1, 0)
+        await bus.append(episode_log("e"), 1, [run_event(EpisodeFinished(reason="failed"))])
+        verdict = await judge(bus, store, wait_s=0.0)
+        assert (verdict.behind, verdict.differing) == (0, 2)
+
+
 # --- with a server -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-async def bus_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+async def server_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     try:
         find_server_binary()
     except ConfigError as error:
         missing("Redis", str(error))
     async with PrivateServer(tmp_path_factory.mktemp("bus")) as server:
         yield server.url
+
+
+@pytest.fixture
+def bus_url(server_url: str, request: pytest.FixtureRequest) -> str:
+    """A bus of the test's own: what a killed worker leaves on it, no other test's worker goes on with."""
+    return f"{server_url}?namespace={request.node.name}"
 
 
 @contextmanager
@@ -592,7 +616,9 @@ async def test_worker_serves_episodes_is_listed_and_drains(project: Path, bus_ur
         assert nowhere.returncode == 2
         assert "no log begins with 'nope'" in nowhere.stderr
         verified = aworld_process("verify", *bus, cwd=project)
-        assert (verified.returncode, " 0 differ" in verified.stdout) == (0, True), verified.stdout
+        assert (verified.returncode, " 0 differ" in verified.stdout) == (0, True), (
+            verified.stdout + verified.stderr
+        )
         running.send_signal(signal.SIGTERM)
         assert running.wait(10) == 0
     assert "nobody is on the bus" in aworld_process("nodes", *bus, cwd=project).stdout
@@ -642,7 +668,7 @@ async def test_episodes_are_paused_resumed_and_cancelled_by_hand(
         "from aworld_runtime.models.scripted import ScriptedModel\n"
         "agent = Agent(llm=ScriptedModel('late', delay_s=60, repeat_last=True))\n"
     )
-    bus, store = f"{bus_url}?namespace=control", f"sqlite:///{project}/s.db"
+    bus, store = bus_url, f"sqlite:///{project}/s.db"
 
     async def call(*arguments: str) -> Done:
         return await to_thread.run_sync(aworld, *arguments, "--bus", bus, "--store", store)
@@ -673,8 +699,7 @@ async def test_episodes_are_paused_resumed_and_cancelled_by_hand(
 
 
 async def test_nodes_are_listed_with_load_lag_and_age(aworld: Aworld, bus_url: str) -> None:
-    url = f"{bus_url}?namespace=nodes"
-    async with open_bus(url) as bus:
+    async with open_bus(bus_url) as bus:
         since = bus.now() - timedelta(minutes=5)
         queues = ("episodes", "more")
         worker = NodeInfo(name="worker/w1", kind="worker", load=0.5, queues=queues, since=since)
@@ -684,22 +709,22 @@ async def test_nodes_are_listed_with_load_lag_and_age(aworld: Aworld, bus_url: s
             await bus.put(
                 queue, *(run_event(NodeJoined(node="n", kind="k")) for _ in range(number))
             )
-        listed = await to_thread.run_sync(aworld, "nodes", "--bus", url)
+        listed = await to_thread.run_sync(aworld, "nodes", "--bus", bus_url)
         rows = [re.split(r"  +", line)[:5] for line in listed.stdout.splitlines()]
         assert rows == [
             ["NODE", "KIND", "LOAD", "LAG", "AGE"],
             ["archiver/a", "archiver", "0%", "1.5 s", "-"],
             ["worker/w1", "worker", "50%", "3", "5 min"],
         ]
-        found = await to_thread.run_sync(aworld, "nodes", "--bus", url, "--json")
+        found = await to_thread.run_sync(aworld, "nodes", "--bus", bus_url, "--json")
         fields = [json.loads(line) for line in found.stdout.splitlines()]
         assert [(f["role"], f["lag"]) for f in fields] == [("archiver", None), ("worker", 3)]
 
 
 async def test_dead_letters_are_listed_shown_requeued_and_dropped(
-    aworld: Aworld, bus_url: str
+    aworld: Aworld, server_url: str
 ) -> None:
-    url = f"{bus_url}?namespace=dead"
+    url = f"{server_url}?namespace=dead"
 
     async def call(action: str, *arguments: str) -> Done:
         command = ("dead-letter", action, *arguments, "--bus", url)
@@ -709,7 +734,7 @@ async def test_dead_letters_are_listed_shown_requeued_and_dropped(
         return Event.of(MessagePosted(content=text), source="test/1", **metadata)
 
     assert (await call("list")).stdout == "no dead letters\n"
-    async with open_bus(url) as bus, Redis.from_url(bus_url) as admin:
+    async with open_bus(url) as bus, Redis.from_url(server_url) as admin:
         await admin.xadd(Keys("dead").queue("work").work, {BODY: b"\x1b[2J no event"})
         late = note("late", deadline=bus.now() - timedelta(seconds=1))
         await bus.put("work", note("\x1b[31mred\u202e"), late)
@@ -787,16 +812,15 @@ async def test_worker_of_other_code_is_refused(project: Path, bus_url: str) -> N
 def test_who_is_interrupted_is_told_that_workers_go_on(
     aworld: Aworld, project: Path, bus_url: str
 ) -> None:
-    bus = f"{bus_url}?namespace=left"
     command = [sys.executable, "-m", "aworld_runtime.cli", "run", "mine:dice", "q"]
     with subprocess.Popen(
-        [*command, "--slots", "0", "--bus", bus], cwd=project, stderr=subprocess.PIPE, text=True
+        [*command, "--slots", "0", "--bus", bus_url], cwd=project, stderr=subprocess.PIPE, text=True
     ) as process:
         wait_until_sync(lambda: "running" in aworld("runs").stdout, 10, "the run has begun")
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=15)
     assert process.returncode == 130
-    assert stderr.endswith(f"To end it: aworld cancel last --bus {bus}\n")
+    assert stderr.endswith(f"To end it: aworld cancel last --bus {bus_url}\n")
 
 
 @pytest.mark.slow
