@@ -41,7 +41,7 @@ from aworld_runtime.events import (
     RunFinished,
 )
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
-from aworld_runtime.store.base import EpisodeRecord, Store
+from aworld_runtime.store.base import BusRecord, EpisodeRecord, Store
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +102,6 @@ class Janitor:
         self._lost: list[str] = []
         """Feeds whose server has lost them, and whose episodes are yet to be restored."""
         self._noticed = bus.now()
-        self._place = f"{self.name}@{bus.url}"
-        """Where the store says which feed the bus has."""
         self._written = datetime.min.replace(tzinfo=UTC)
         self._source = f"{self.name}/{archiver.name}"
         archiver.listeners.append(self._note)
@@ -150,16 +148,17 @@ class Janitor:
     async def _begin(self, feed_id: str) -> None:
         """On a feed that it does not know yet: what has ended there, and was not retired by the last janitor."""
         if self._feed_id is None and not self._feeds:
-            self._feeds, self._lost = await self._last_seen()
+            await self._recall()
             self._noticed = self._bus.now()
         if self._feeds and feed_id not in self._feeds:
             # The earlier ones, too: what was restored last time may not have been archived since.
-            self._lost = self._feeds[-FEEDS_KNOWN:]
+            self._lost = list(self._feeds)
             self._noticed = self._bus.now()
             self._ended.clear()
             self._feed_id = None
         if feed_id not in self._feeds[-1:]:
-            self._feeds = [*(known for known in self._feeds if known != feed_id), feed_id]
+            earlier = [known for known in self._feeds if known != feed_id]
+            self._feeds = [*earlier[-FEEDS_KNOWN:], feed_id]
             await self._write_down(now=True)
         found: dict[str, Ended] = {}
         end = self._archiver.cursor
@@ -180,25 +179,21 @@ class Janitor:
         self._ended = found | self._ended
         self._feed_id = feed_id
 
-    async def _last_seen(self) -> tuple[list[str], list[str]]:
-        """The feeds that another janitor of this bus knew a short while ago, and those it had yet to restore: it may have
-        died with the server's data.
-        """
-        said = (await self._store.cursor(self._place) or "").split(" ")
-        if len(said) != len(("feeds", "lost", "time")):
-            return [], []
-        feeds, lost, time = said
-        if self._bus.now() - datetime.fromisoformat(time) > SEEN_RECENTLY:
-            return [], []
-        return feeds.split(","), [feed for feed in lost.split(",") if feed]
+    async def _recall(self) -> None:
+        """What another janitor of this bus knew a short while ago: it may have died with the server's data."""
+        record = await self._store.bus(self._bus.url)
+        if record is not None and self._bus.now() - record.seen <= SEEN_RECENTLY:
+            self._feeds, self._lost = list(record.feeds), list(record.lost)
 
     async def _write_down(self, *, now: bool = False) -> None:
         """For the next janitor. What is inside one process needs none: it ends with the process."""
         time = self._bus.now()
         due = now or time - self._written >= SEEN_RECENTLY / 10
         if due and not self._bus.url.startswith("memory:"):
-            said = f"{','.join(self._feeds)} {','.join(self._lost)} {time.isoformat()}"
-            await self._store.set_cursor(self._place, said)
+            feeds, lost = tuple(self._feeds), tuple(self._lost)
+            await self._store.put_bus(
+                BusRecord(url=self._bus.url, feeds=feeds, lost=lost, seen=time)
+            )
             self._written = time
 
     async def _end(self, log: str) -> int:

@@ -70,6 +70,17 @@ class RolloutRow(Data):
     weight: float = 1.0
 
 
+class BusRecord(Data):
+    """A bus as its janitor last saw it: for the next one, since both may die with the server's data."""
+
+    url: str
+    feeds: tuple[str, ...]
+    """Ids of those that it has had, the newest last."""
+    lost: tuple[str, ...] = ()
+    """Those that its server has lost, and whose episodes are yet to be restored."""
+    seen: datetime
+
+
 class Store(Protocol):
     """All methods raise `StoreUnavailableError` when the store can't be reached within its deadline."""
 
@@ -116,6 +127,9 @@ class Store(Protocol):
     async def runs(self, *, limit: int = 100) -> list[RunRecord]:
         """Newest first."""
         ...
+
+    async def put_bus(self, bus: BusRecord) -> None: ...
+    async def bus(self, url: str) -> BusRecord | None: ...
 
     async def put_rollouts(self, rows: Sequence[RolloutRow]) -> None: ...
     def rollouts(self, run_id: str) -> AsyncIterator[RolloutRow]:

@@ -40,7 +40,7 @@ from aworld_runtime.errors import (
 )
 from aworld_runtime.events import Event, Registry
 from aworld_runtime.payloads import Blob, in_pieces, references
-from aworld_runtime.store.base import EpisodeRecord, RolloutRow, RunRecord
+from aworld_runtime.store.base import BusRecord, EpisodeRecord, RolloutRow, RunRecord
 from aworld_runtime.store.documents import (
     RowDocument,
     check_same,
@@ -233,6 +233,13 @@ class MongoStore:
     async def runs(self, *, limit: int = 100) -> list[RunRecord]:
         found = await self._newest("runs", {}, limit)
         return [RunRecord.model_validate_json(document["body"]) for document in found]
+
+    async def put_bus(self, bus: BusRecord) -> None:
+        await self._replace("buses", {"_id": bus.url, "body": bus.model_dump_json()})
+
+    async def bus(self, url: str) -> BusRecord | None:
+        found = await self._run(lambda: self._in("buses").find_one({"_id": url}))
+        return None if found is None else BusRecord.model_validate_json(found["body"])
 
     async def put_rollouts(self, rows: Sequence[RolloutRow]) -> None:
         batch: list[ReplaceOne[Document]] = []

@@ -32,7 +32,7 @@ from aworld_runtime.errors import (
 )
 from aworld_runtime.events import Event, Registry
 from aworld_runtime.payloads import Blob, references
-from aworld_runtime.store.base import EpisodeRecord, RolloutRow, RunRecord
+from aworld_runtime.store.base import BusRecord, EpisodeRecord, RolloutRow, RunRecord
 from aworld_runtime.store.documents import (
     RowDocument,
     check_same,
@@ -72,6 +72,9 @@ CREATE TABLE cursors (follower TEXT PRIMARY KEY, cursor TEXT NOT NULL)
     """
 CREATE INDEX episodes_unfinished ON episodes (json_extract(body, '$.feed'), id)
     WHERE json_extract(body, '$.status') IS NULL
+""",
+    """
+CREATE TABLE buses (url TEXT PRIMARY KEY, body TEXT NOT NULL)
 """,
 )
 """What each version of the schema adds to the one before."""
@@ -199,6 +202,14 @@ class SQLiteStore:
     async def runs(self, *, limit: int = 100) -> list[RunRecord]:
         query = "SELECT body FROM runs ORDER BY started DESC, id DESC LIMIT ?"
         return [RunRecord.model_validate_json(row[0]) for row in await self._rows(query, limit)]
+
+    async def put_bus(self, bus: BusRecord) -> None:
+        query = "INSERT OR REPLACE INTO buses (url, body) VALUES (?, ?)"
+        await self._write(query, bus.url, bus.model_dump_json())
+
+    async def bus(self, url: str) -> BusRecord | None:
+        rows = await self._rows("SELECT body FROM buses WHERE url = ?", url)
+        return BusRecord.model_validate_json(rows[0][0]) if rows else None
 
     async def put_rollouts(self, rows: Sequence[RolloutRow]) -> None:
         columns = tuple(RowDocument.__annotations__)

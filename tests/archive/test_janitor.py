@@ -325,7 +325,7 @@ async def feeds_known(bus: Bus, store: Store) -> None:
     """The next janitor will know which feed the bus had."""
 
     async def written_down() -> bool:
-        return await store.cursor(f"janitor@{bus.url}") is not None
+        return await store.bus(bus.url) is not None
 
     await wait_until(written_down, description="the feed's name in the store")
 
@@ -392,7 +392,8 @@ async def test_a_janitor_that_dies_before_it_has_restored_leaves_that_to_the_nex
                 feed_id = await bus.feed_id()
 
                 async def known(feed_id: str = feed_id) -> bool:
-                    return feed_id in (await store.cursor(f"janitor@{bus.url}") or "")
+                    record = await store.bus(bus.url)
+                    return record is not None and feed_id in record.feeds
 
                 await wait_until(known, description="the feed's name in the store")
             await restart_empty(server)

@@ -64,10 +64,12 @@ async def test_a_file_of_an_older_schema_is_brought_up_to_date(tmp_path: Path) -
         pass
     older = sqlite3.connect(file)
     older.execute("DROP INDEX episodes_unfinished")
+    older.execute("DROP TABLE buses")
     older.execute("PRAGMA user_version = 1")
     older.close()
     async with _store(file) as store:
         assert await store.unfinished("feed") == []
+        assert await store.bus("redis://a") is None
     indexes = sqlite3.connect(file)
     assert indexes.execute(
         "SELECT 1 FROM sqlite_schema WHERE name = 'episodes_unfinished'"

@@ -15,7 +15,7 @@ from aworld_runtime.events import Event, EventData, MessagePosted, ModelComplete
 from aworld_runtime.messages import Usage
 from aworld_runtime.payloads import Blob
 from aworld_runtime.processes import spawn
-from aworld_runtime.store import EpisodeRecord, RolloutRow, RunRecord, Store, open_store
+from aworld_runtime.store import BusRecord, EpisodeRecord, RolloutRow, RunRecord, Store, open_store
 from tests.waiting import wait_until
 
 START = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -308,6 +308,15 @@ async def test_runs_come_newest_first(store: Store) -> None:
     assert [r.id for r in runs] == ["new", "middle", "old"]
     assert runs[1] == finished
     assert [r.id for r in await store.runs(limit=1)] == ["new"]
+
+
+async def test_a_bus_is_kept_as_it_was_last_seen(store: Store) -> None:
+    assert await store.bus("redis://a") is None
+    first = BusRecord(url="redis://a", feeds=("f1",), seen=START)
+    later = BusRecord(url="redis://a", feeds=("f1", "f2"), lost=("f1",), seen=START)
+    for record in (first, later, first.model_copy(update={"url": "redis://b"})):
+        await store.put_bus(record)
+    assert await store.bus("redis://a") == later
 
 
 async def test_training_rows_stream_and_are_kept_once(store: Store) -> None:
