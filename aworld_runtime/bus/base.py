@@ -150,7 +150,11 @@ class Consumer(Protocol):
         ...
 
     async def take_many(self, at_most: int) -> Sequence[Delivery]:
-        """As `take`, with what else is there, oldest first; never more than its credit leaves."""
+        """As `take`, with what else is there, oldest first; never more than its credit leaves.
+
+        Work that a consumer gave back or lost stands where it stood: who joins after that gets it before younger work.
+        A retry stands at the end.
+        """
         ...
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:

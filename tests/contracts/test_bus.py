@@ -980,6 +980,26 @@ async def test_unsettled_work_of_a_closed_consumer_goes_to_another(connect: Conn
             assert text_of((await soon(heir.take(), timeout_s=LEASE_S + 1.0)).event) == "a"
 
 
+@pytest.mark.parametrize("how", ["leaves", "dies"])
+async def test_work_that_comes_back_comes_oldest_first_and_before_younger_work(
+    bus: Bus, how: str
+) -> None:
+    await bus.put("queue", *notes("a", "b", "c", "d", "e", "f"))
+    async with bus.consume("queue", consumer="first", credit=4, lease_s=LEASE_S) as first:
+        _, second, *_ = [await soon(first.take()) for _ in range(4)]
+        await second.ack()
+        if how == "dies":
+            first.abandon()
+            await anyio.sleep(LEASE_S + 0.1)
+    async with bus.consume("queue", consumer="heir", lease_s=LEASE_S) as heir:
+        came: list[str] = []
+        for _ in range(5):
+            delivery = await soon(heir.take())
+            came.append(text_of(delivery.event))
+            await delivery.ack()
+    assert came == ["a", "c", "d", "e", "f"]
+
+
 async def test_work_slower_than_the_lease_is_not_stolen(connect: Connect) -> None:
     async with connect() as slow_bus, connect() as bus:
         await bus.put("queue", note("slow"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
@@ -20,12 +21,14 @@ from aworld_runtime.events import Event, new_id, utc_now
 class Work:
     """An event in a queue, and how it has fared."""
 
-    __slots__ = ("deliveries", "event", "failures", "holder", "settled")
+    __slots__ = ("deliveries", "event", "failures", "holder", "place", "settled")
 
     def __init__(self, event: Event) -> None:
         self.event = event
         self.deliveries = 0
         self.failures = 0
+        self.place = 0
+        """Younger work has a higher one."""
         self.holder: MemoryDelivery | None = None
         self.settled = False
         """Done or dead: in no queue any more."""
@@ -41,7 +44,7 @@ class Queue:
         self.dead: dict[str, DeadLetter] = {}
         self.changed = Signal()
         self._delayed: list[tuple[float, int, Work, MemoryDelivery | None]] = []
-        """Due, a tie breaker, the work, and whose lease on it ends then."""
+        """Due, its number, the work, and whose lease on it ends then."""
         self._order = count()
 
     def add(self, work: Work) -> None:
@@ -69,9 +72,9 @@ class Queue:
         return None
 
     def put_back(self, work: Work) -> None:
-        """Ready again, before all younger work."""
+        """Ready again where it stood, before all younger work."""
         work.holder = None
-        self.ready.appendleft(work)
+        insort(self.ready, work, key=lambda other: other.place)
         self.changed.notify_one()
 
     def give_up(self, work: Work, reason: str) -> None:
@@ -96,6 +99,7 @@ class Queue:
         return None
 
     def _make_ready(self, work: Work) -> None:
+        work.place = next(self._order)
         self.ready.append(work)
         self.changed.notify_one()
 
@@ -175,7 +179,7 @@ class MemoryConsumer:
     def close(self) -> None:
         self._closed = True
         if not self._abandoned:
-            for delivery in reversed(self.held):
+            for delivery in self.held:
                 self.queue.put_back(delivery.work)
         self.held.clear()
         self.freed.notify_all()

@@ -330,20 +330,22 @@ class RedisConsumer:
     # inside
 
     def _pop(self) -> RedisDelivery | None:
-        """The oldest in the buffer that is still surely ours. A stale one is left to expire."""
-        if self._unsettled >= self._credit:
+        """The oldest in the buffer. What is stale there is left to the reader, who gives it back."""
+        now = time.monotonic()
+        if not self._buffer or self._unsettled >= self._credit or self._stale(self._buffer[0], now):
             return None
-        while self._buffer:
-            delivery = self._buffer.popleft()
-            if time.monotonic() - delivery.read_at < self._lease_s / 2:
-                if not self._buffer:
-                    quick = time.monotonic() - self._filled_at < QUICK_S
-                    self._window = min(self._window * 2, self._credit) if quick else 1
-                    self._at_once = min(self._at_once * 2, self._credit)
-                self._held[delivery.id] = delivery
-                self._unsettled += 1
-                return delivery
-        return None
+        delivery = self._buffer.popleft()
+        if not self._buffer:
+            quick = now - self._filled_at < QUICK_S
+            self._window = min(self._window * 2, self._credit) if quick else 1
+            self._at_once = min(self._at_once * 2, self._credit)
+        self._held[delivery.id] = delivery
+        self._unsettled += 1
+        return delivery
+
+    def _stale(self, delivery: RedisDelivery, now: float) -> bool:
+        """Whether it has lain in the buffer so long that it may not be ours much longer."""
+        return now - delivery.read_at >= self._lease_s / 2
 
     async def _ack_when_possible(self, ids: Sequence[bytes]) -> Sequence[bytes]:
         """Settle as done. A server whose memory is full does it; one whose disk is full, once it isn't any more."""
@@ -457,9 +459,12 @@ class RedisConsumer:
         promote = queues.promote_command(self.keys)
         due_ms, claimed, now = await self._exchange(promote, claim, (b"TIME",))
         self.services.clock.hear(now)
-        self._next_tending = time.monotonic() + TEND_S
+        wait_s = TEND_S
         if isinstance(due_ms, int) and due_ms >= 0:
-            self._next_tending = min(self._next_tending, time.monotonic() + due_ms / 1000)
+            wait_s = min(wait_s, due_ms / 1000)
+        if claimed and len(claimed) >= room:
+            wait_s = 0.0  # there may be more, and it comes before younger work
+        self._next_tending = time.monotonic() + wait_s
         return await self._receive(claimed)
 
     async def _read(self, room: int) -> None:
@@ -539,11 +544,12 @@ class RedisConsumer:
 
     async def _return_stale(self) -> None:
         stale: list[tuple[bytes, bool]] = []
-        limit = time.monotonic() - self._lease_s / 2
-        while self._buffer and self._buffer[0].read_at <= limit:
+        now = time.monotonic()
+        while self._buffer and self._stale(self._buffer[0], now):
             stale.append((self._buffer.popleft().id, False))
         if stale:
             self._window = self._at_once = 1
+            self._next_tending = 0.0  # if nobody else takes it: it comes before younger work
             await self._release(stale)
 
     async def _give_back_all(self) -> None:
