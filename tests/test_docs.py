@@ -1,12 +1,17 @@
-"""What the documentation says of tests is true: they exist."""
+"""What the documentation names exists: tests, commands and their arguments."""
 
+import importlib
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from aworld_runtime.cli.command_line import COMMANDS, Parser
+
 TESTS = Path(__file__).parent
+README = TESTS.parent / "README.md"
 PAGES = sorted((TESTS.parent / "docs").glob("*.md"))
 
 
@@ -41,3 +46,20 @@ def test_each_row_of_what_happens_names_its_test() -> None:
     rows = re.findall(r"^\| (?!X |---)(.*)$", what_happens, re.MULTILINE)
     assert len(rows) > 25
     assert [row for row in rows if "::test_" not in row] == []
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Name and arguments of each `aworld` command on a line of its own."""
+    for line in re.findall(r"^(?:\$ )?(aworld .*?)(?: +#.*)?$", page.read_text(), re.MULTILINE):
+        for command in line.rstrip(" &").split(";"):
+            _, *arguments = shlex.split(command)
+            yield arguments
+
+
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.stem)
+def test_every_command_that_a_page_shows_is_understood(page: Path) -> None:
+    for name, *arguments in commands(page):
+        module = importlib.import_module(COMMANDS[name].reference.partition(":")[0])
+        parser = Parser(prog=f"aworld {name}")
+        module.add_arguments(parser)
+        parser.parse_args(arguments)
