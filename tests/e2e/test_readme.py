@@ -1,14 +1,21 @@
-"""The README's Python and the examples run as they stand; only the model is a scripted one."""
+"""The README's blocks and the examples run as they stand; only the model is a scripted one."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import anyio
+import pytest
+
+from aworld_runtime.bus.server import PrivateServer
+
 ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
 SCRIPTED = """
 from aworld_runtime.messages import ToolCall
 from aworld_runtime.models.scripted import ScriptedModel
@@ -36,24 +43,68 @@ def python(folder: Path, *arguments: str | Path) -> str:
         capture_output=True,
         text=True,
         timeout=60,
+        env=os.environ | {"COLUMNS": "120"},
         check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_the_ten_lines_of_the_readme_run_and_replay(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text()
-    block = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
+def blocks(language: str) -> list[str]:
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    return [block for of, block in fenced if of == language]
+
+
+def write_team(folder: Path) -> Path:
+    """The README's swarm, with a scripted model."""
+    (block,) = blocks("python")
     code, replaced = re.subn(r"^llm = LLMClient\(.*$", SCRIPTED, block, flags=re.MULTILINE)
     assert replaced == 1
-    script = tmp_path / "my_script.py"
+    script = folder / "my_script.py"
     script.write_text(code)
-    assert python(tmp_path, script).strip() == "870335"
-    (replay,) = re.findall(r"^aworld (replay .*?) +#", readme, re.MULTILINE)
+    return script
+
+
+def said(output: str) -> set[str]:
+    """Lines of an output, without the times and the random names that differ from run to run."""
+    lines = output.splitlines()
+    return {re.sub(r"^ +\d+ +[\d.]+ +|(?<=by worker )\w+", "", line).strip() for line in lines}
+
+
+def test_the_first_minute_of_the_readme_is_as_shown(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    for block in blocks("console"):
+        command, _, output = block.partition("\n")
+        _, program, *arguments = command.split()
+        if program == "aworld":
+            arguments = ["-m", "aworld_runtime.cli", *arguments]
+        assert said(output) <= said(python(tmp_path, *arguments)), command
+
+
+def test_the_team_of_the_readme_runs_and_replays(tmp_path: Path) -> None:
+    assert python(tmp_path, write_team(tmp_path)).strip() == "870335"
+    (replay,) = re.findall(r"^aworld (replay .*?) +#", README, re.MULTILINE)
     replayed = python(tmp_path, "-m", "aworld_runtime.cli", *replay.split())
     assert "870335" not in replayed  # importing the script runs nothing
     assert "identical 1" in replayed
+
+
+@pytest.mark.anyio
+async def test_the_workers_of_the_readme_run_its_team(tmp_path: Path) -> None:
+    write_team(tmp_path)
+    aworld = tmp_path / "aworld"
+    aworld.write_text(f'#!/bin/sh\nexec {sys.executable} -m aworld_runtime.cli "$@"\n')
+    aworld.chmod(0o755)
+    (block,) = (block for block in blocks("") if "aworld worker" in block)
+    lines = [line for line in block.splitlines() if line.startswith(("export", "aworld"))]
+    script = "\n".join([f"PATH={tmp_path}:$PATH", *lines, "kill $!", "wait"])
+    async with PrivateServer(tmp_path / "bus") as server:
+        script = script.replace("redis://127.0.0.1:6379", server.url)
+        with anyio.fail_after(15):
+            done = await anyio.run_process(["bash", "-c", script], cwd=tmp_path)
+    answer, _, nodes = done.stdout.decode().partition("\n")
+    assert answer == "870335", done.stderr.decode()
+    assert "slots=8" in nodes
 
 
 def test_the_examples_run(tmp_path: Path) -> None:
