@@ -1,7 +1,7 @@
-"""A run's log as its launcher follows it, and how it sees that a server has lost it.
+"""A run's log as its launcher follows it, and how it sees that a server has lost it for good.
 
-A bus that comes back without its data looks like a run that has yet to begin, and a store whose file was removed like one
-in which nothing happened: both would end well, with the wrong numbers.
+The trainer puts it back, unless it died as well: then a bus without its data looks like a run that has yet to begin, and a
+store whose file was removed like one in which nothing happened. Both would end well, with the wrong numbers.
 """
 
 from __future__ import annotations
@@ -18,24 +18,28 @@ from aworld_runtime.store.base import Store
 
 QUIET_S = 1.0
 """Seconds without news after which a log is looked at: one that was lost brings none."""
+PUT_BACK_S = 10.0
+"""Seconds for a trainer to put back a log."""
 
 
 async def follow(bus: Bus, log: str) -> AsyncGenerator[Event]:
     """The log's events, those that are there and those that come.
 
     Raises:
-        RunLostError: the log has become shorter.
+        RunLostError: the log has become shorter, and stays so.
     """
-    seen = 0
+    seen, whole = 0, anyio.current_time()
     async with bus.tail(log) as events:
         while True:
             event = None
             with anyio.move_on_after(QUIET_S):
                 event = await anext(events)
             if event is not None:
-                seen = event.seq
+                seen, whole = event.seq, anyio.current_time()
                 yield event
-            elif (there := await bus.last_seq(log)) < seen:
+            elif (there := await bus.last_seq(log)) >= seen:
+                whole = anyio.current_time()
+            elif anyio.current_time() - whole > PUT_BACK_S:
                 raise RunLostError(_lost(there, seen))
 
 

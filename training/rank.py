@@ -16,15 +16,13 @@ from pathlib import Path
 
 import anyio
 
-from aworld_runtime.archive.logs import Logs
+from aworld_runtime.archive.logs import OpenedToRead
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.cli.log_lines import set_up_logging
 from aworld_runtime.config import RankSettings, Settings
 from aworld_runtime.errors import SamplerError, TrainingError, UsageError
-from aworld_runtime.events import Event
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.nodes.environment import load_environment
-from aworld_runtime.store.open import open_store
 from aworld_runtime.telemetry import about
 from aworld_runtime.training.learner import Learner
 from aworld_runtime.training.ranks import ALONE, join_ranks
@@ -179,15 +177,11 @@ async def train(folder: RunFolder, learner: Learner) -> None:
         max_tokens=task.max_tokens,
         timeout_s=config.episode_timeout_s,
     )
-    async with open_bus(wiring.bus, keys=Settings.from_env().bus_keys) as bus:
-
-        async def archived(log: str) -> list[Event]:
-            """Opened when it is needed: a store that is away stops no training."""
-            async with open_store(config.store or Settings.from_env().store) as store:
-                return await Logs(bus, store).read_all(log)
-
+    settings = Settings.from_env()
+    async with open_bus(wiring.bus, keys=settings.bus_keys) as bus:
         trainer = Trainer(
             bus=bus,
+            store=OpenedToRead(config.store or settings.store),
             run_id=wiring.run_id,
             config=config,
             task=task,
@@ -197,7 +191,7 @@ async def train(folder: RunFolder, learner: Learner) -> None:
             publisher=SamplerPublisher(learner, sampler),
             folder=folder.path,
             code_version=wiring.code_version,
-            archived=archived,
+            restore_after_s=settings.restore_after_s,
         )
         await trainer.run()
 

@@ -16,16 +16,19 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 import anyio
 from anyio.to_thread import run_sync
 
-from aworld_runtime.bus.base import Bus, Mail, NodeInfo, read_all
+from aworld_runtime.archive.logs import Kept, Logs
+from aworld_runtime.archive.run_log import RunLog
+from aworld_runtime.bus.base import LEASE_S, Bus, Mail, NodeInfo
 from aworld_runtime.bus.presence import announce
+from aworld_runtime.bus.restarts import restarts
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.environments.base import Environment
 from aworld_runtime.errors import (
@@ -56,7 +59,7 @@ from aworld_runtime.events import (
     utc_now,
 )
 from aworld_runtime.messages import ModelSpec, Task
-from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
+from aworld_runtime.names import EPISODES_QUEUE, episode_log
 from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.training.projection import rows_of
 from aworld_runtime.training.rows import TrainingRow
@@ -71,7 +74,6 @@ from aworld_runtime.training.task import TrainingTask, tasks_of
 from aworld_runtime.trajectory import Episode, episode_of
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 LOOK_AT_SAMPLERS_S = 1.0
 UNSCORED_BATCHES = 3
 """A run in which no episode of so many batches' groups, one after another, could be scored, stops."""
@@ -116,14 +118,15 @@ class Publisher(Protocol):
 class Trainer:
     """Runs one training to its end; `run` may be called once.
 
-    `model` is the sampler that trained roles use; None leaves them the models their program gives them. `archived`
-    reads a log that the bus has let go: of an episode whose step is repeated.
+    `model` is the sampler that trained roles use; None leaves them the models their program gives them. `store` is read
+    where the bus has let a log go, or lost it; `restore_after_s` is as in `Settings`.
     """
 
     def __init__(  # noqa: PLR0913 - what a run is made of
         self,
         *,
         bus: Bus,
+        store: Kept,
         run_id: str,
         config: TrainConfig,
         task: TrainingTask,
@@ -133,10 +136,10 @@ class Trainer:
         publisher: Publisher,
         folder: Path,
         code_version: str = "",
-        archived: Callable[[str], Awaitable[list[Event]]] | None = None,
+        restore_after_s: float = 6.0,
     ) -> None:
         self._bus = bus
-        self._archived = archived
+        self._logs = Logs(bus, store)
         self._run_id = run_id
         self._config = config
         self._task = task
@@ -151,11 +154,11 @@ class Trainer:
         self._test_tasks = tasks_of(
             task, environment, "test", count=config.evaluate_tasks, seed=config.seed
         )
-        self._log = run_log(run_id)
-        self._events = 0
+        self._log = RunLog(bus, store, run_id, patience_s=config.stall_timeout_s)
+        self._restored_after_s = restore_after_s + LEASE_S
+        """Seconds until owners have put their logs back, or the janitor has."""
         self._state = RunState()
         self._changed = anyio.Event()
-        self._appending = anyio.Lock()
         self._weights = anyio.Lock()
         self._completing = anyio.Lock()
         self._version = 0
@@ -167,7 +170,7 @@ class Trainer:
         Raises:
             TrainingError: the run can't go on (perhaps in an exception group). The log ends with the reason.
         """
-        async with self._bus.mailbox(self._log) as mail:
+        async with self._bus.mailbox(self._log.name) as mail:
             await self._claim()
             try:
                 await self._train(mail)
@@ -185,6 +188,7 @@ class Trainer:
             here = partial(announce, self._bus, self._nodes, who=f"trainer {self._run_id}")
             background.start_soon(here)
             background.start_soon(self._keep_samplers_current)
+            background.start_soon(self._watch_server)
             await self._requeue_unfinished()
             await self._evaluate_if_due(first - 1)
             for step in range(first, self._config.steps + 1):
@@ -369,7 +373,11 @@ class Trainer:
             episode_id=episode_name(name, index, attempt),
             attempt=attempt,
         )
-        await self._send(partial(self._bus.put, EPISODES_QUEUE, event))
+        await when_there_is_room(
+            partial(self._bus.put, EPISODES_QUEUE, event),
+            who=f"run {self._run_id}",
+            patience_s=self._config.stall_timeout_s,
+        )
 
     async def _receive(self, mail: AsyncIterator[list[Mail]]) -> None:
         """Count finished episodes, each once; try failed ones again; complete groups."""
@@ -424,19 +432,27 @@ class Trainer:
     async def _requeue_unfinished(self, *, begun_too: bool = False) -> None:
         """What the log wants and perhaps no queue holds. An episode counts once, however often queued.
 
-        One that has begun is in the queue until its end is told, unless the queue has lost it.
+        One that goes on is in the queue until its end is told, unless the queue has lost it. The end of another may have
+        been told to a server that lost it: who claims it again tells it again.
         """
         for name, group in list(self._state.groups.items()):
             for index in set(range(group.requested.size)) - group.finished.keys():
                 attempt = group.attempts.get(index, 0) + 1
-                begun = await self._bus.last_seq(episode_log(episode_name(name, index, attempt)))
+                goes_on = await self._goes_on(episode_name(name, index, attempt))
                 if (
                     group.completed is None
                     and attempt <= self._config.attempts
-                    and (begun_too or not begun)
+                    and (begun_too or not goes_on)
                 ):
                     await self._queue_episode(group, index, attempt=attempt)
             await self._complete(group)
+
+    async def _goes_on(self, episode: str) -> bool:
+        """Whether it has begun, and not ended."""
+        log = episode_log(episode)
+        last = await self._bus.last_seq(log)
+        newest = await self._bus.read(log, last, limit=1) if last else []
+        return any(not isinstance(event.data, EpisodeFinished) for event in newest)
 
     async def _episodes(self, batch: BatchFormed) -> list[Episode]:
         names = [
@@ -449,11 +465,9 @@ class Trainer:
 
     async def _episode(self, name: str) -> Episode:
         log = episode_log(name)
-        events = await read_all(self._bus, log)
-        if self._archived is not None and (not events or events[0].seq > 1):
-            events = await self._archived(log)
+        events = await self._logs.read_all(log)
         if not events:
-            raise TrainingError(f"episode {name} is not on the bus any more: the server lost it")
+            raise TrainingError(f"episode {name} is neither on the bus nor in the store: the server lost it")
         return episode_of(events)
 
     # --- policy ----------------------------------------------------------------------------------------------------
@@ -487,9 +501,8 @@ class Trainer:
     async def _claim(self) -> None:
         """Become the owner of the run's log: begin it, or fold it and take it over."""
         while True:
-            past = await read_all(self._bus, self._log)
+            past = await self._log.resume()
             self._state = RunState.of(past)
-            self._events = len(past)
             data: EventData = RunTakenOver(node=f"trainer/{self._run_id}")
             if not past:
                 data = RunStarted(kind="train", config=self._config.shown())
@@ -530,21 +543,26 @@ class Trainer:
         await self._append_events(events)
 
     async def _append_events(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
-        async with self._appending:
-            append = partial(self._bus.append, self._log, self._events, events, acks=acks)
-            last = await self._send(append)
-            for seq, event in enumerate(events, last - len(events) + 1):
-                self._state.add(event.at(seq))
-            self._events = last
+        for event in await self._log.append(events, acks=acks):
+            self._state.add(event)
         if any(not isinstance(event.data, NodeJoined | NodeLeft) for event in events):
             changed, self._changed = self._changed, anyio.Event()
             changed.set()
 
-    async def _send(self, send: Callable[[], Awaitable[T]]) -> T:
-        """Wait for a bus that is full as long as for an episode's end."""
-        return await when_there_is_room(
-            send, who=f"run {self._run_id}", patience_s=self._config.stall_timeout_s
-        )
+    async def _watch_server(self) -> None:
+        """See to what a server that was restarted may have lost: the log, requests that nobody had begun, and the news
+        that an episode has ended. What goes on is its owner's business, then the janitor's.
+        """
+        feed_id = await self._bus.feed_id()
+        async for _ in restarts(self._bus):
+            await self._log.put_back()
+            await anyio.sleep(self._restored_after_s)
+            lost_all = await self._bus.feed_id() != feed_id
+            feed_id = await self._bus.feed_id()
+            # What may still be queued is not queued again before the queue is empty.
+            while not lost_all and await self._bus.backlog(EPISODES_QUEUE):  # noqa: ASYNC110 - it is other processes'
+                await anyio.sleep(LEASE_S)
+            await self._requeue_unfinished()
 
     async def _change(self) -> None:
         """Wait until the log has grown by more than comings and goings of its parts.

@@ -17,6 +17,7 @@ from aworld_runtime.bus.base import Bus, Readable, read_all
 from aworld_runtime.errors import StoreUnavailableError
 from aworld_runtime.events import Event
 from aworld_runtime.store.base import Store
+from aworld_runtime.store.open import open_store
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,21 @@ class Patient:
                     told = True
                     logger.warning("waiting for the store: %s", error)
             await anyio.sleep(RETRY_S)
+
+
+class OpenedToRead:
+    """A store that is open for as long as it is read, which is seldom: one that is away stops no training."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]:
+        async with open_store(self._url) as store:
+            return await store.read(log, start, limit=limit)
+
+    async def last_seq(self, log: str) -> int:
+        async with open_store(self._url) as store:
+            return await store.last_seq(log)
 
 
 class Logs:

@@ -1,23 +1,23 @@
 """A run's log as its only writer keeps it: appended to, and put back where the server lost it.
 
-Of a long run the writer knows the newest events, and the store the rest.
+Of a long run the writer keeps the newest events in memory, and the store has the rest.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import anyio
 
 from aworld_runtime.archive.lost import put_back
-from aworld_runtime.bus.base import Bus, Mail
+from aworld_runtime.bus.base import Bus, Mail, Readable, read_all
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import BusError, Fenced
 from aworld_runtime.events import Event
 from aworld_runtime.names import run_log
-from aworld_runtime.store.base import Store
 
 KNOWN = 1000
 """Newest events in memory: more than an archiver that is at work is behind."""
@@ -25,12 +25,15 @@ PAGE = 256
 
 
 class RunLog:
-    """One writer's."""
+    """One writer's, who waits `patience_s` for a bus that is full."""
 
-    def __init__(self, bus: Bus, store: Store, run_id: str) -> None:
+    def __init__(
+        self, bus: Bus, store: Readable, run_id: str, *, patience_s: float = math.inf
+    ) -> None:
         self.name = run_log(run_id)
         self._bus = bus
         self._store = store
+        self._patience_s = patience_s
         self._known: deque[Event] = deque(maxlen=KNOWN)
         self._last = 0
         self._appending = anyio.Lock()
@@ -40,23 +43,36 @@ class RunLog:
         """The newest events, as many as are in memory."""
         return tuple(self._known)
 
-    async def append(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
-        """Add events, and acknowledge mail.
+    async def resume(self) -> list[Event]:
+        """Go on with a log that another writer may have begun; all of it."""
+        async with self._appending:
+            past = await read_all(self._bus, self.name)
+            self._known = deque(past, maxlen=KNOWN)
+            self._last = past[-1].seq if past else 0
+        return past
+
+    async def append(
+        self, events: Sequence[Event], *, acks: Sequence[Mail] = ()
+    ) -> Sequence[Event]:
+        """Add events, and acknowledge mail; the events at their places in the log.
 
         Raises:
             Fenced: somebody else has appended.
+            BusFullError: the bus still is, after its writer's patience.
             BusError: the server lost the log, and what neither the store nor this writer has of it is lost.
         """
         async with self._appending:
             append = partial(self._bus.append, self.name, self._last, events, acks=acks)
             try:
-                last = await when_there_is_room(append, who=self.name)
+                await self._send(append)
             except Fenced:
                 if not await self._put_back():
                     raise
-                last = await when_there_is_room(append, who=self.name)
-            self._known += [event.at(seq) for seq, event in enumerate(events, self._last + 1)]
-            self._last = last
+                await self._send(append)
+            appended = [event.at(seq) for seq, event in enumerate(events, self._last + 1)]
+            self._known += appended
+            self._last += len(appended)
+            return appended
 
     async def put_back(self) -> None:
         """If the server lost some of it. Raises as `append` does."""
@@ -74,7 +90,10 @@ class RunLog:
         events = [*events[: oldest - 1], *self._known]
         if [event.seq for event in events] != list(range(1, self._last + 1)):
             raise BusError(
-                f"the bus lost {self.name}, and {self._store.url} has {len(events) - len(self._known)} of its first"
+                f"the bus lost {self.name}, and the store has {len(events) - len(self._known)} of its first"
                 f" {oldest - 1} events: the run can't go on"
             )
         return bool(await put_back(self._bus, self.name, events))
+
+    async def _send(self, append: Callable[[], Awaitable[int]]) -> None:
+        await when_there_is_room(append, who=self.name, patience_s=self._patience_s)

@@ -1,17 +1,22 @@
 """What a launcher says of a log that a server has lost."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
+import anyio
 import pytest
 
+from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.memory import MemoryBus
+from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import RunLostError, StoreError
 from aworld_runtime.events import Event, MessagePosted, Registry
 from aworld_runtime.names import run_log
 from aworld_runtime.store.sqlite import SQLiteStore
+from aworld_runtime.training import log_of_run
 from aworld_runtime.training.log_of_run import expect_in_store, expect_on_bus, follow
+from tests.faults import restart_empty
 
 pytestmark = pytest.mark.anyio
 LOG = run_log("run")
@@ -33,7 +38,10 @@ def notes(*texts: str) -> list[Event]:
     return [Event.of(MessagePosted(content=text), source="trainer/run") for text in texts]
 
 
-async def test_a_log_that_is_lost_while_it_is_followed(bus: MemoryBus) -> None:
+async def test_a_log_that_is_lost_while_it_is_followed(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_of_run, "PUT_BACK_S", 1.0)
     await bus.append(LOG, 0, notes("a", "b"))
     async with aclosing(follow(bus, LOG)) as events:
         assert [(await anext(events)).seq, (await anext(events)).seq] == [1, 2]
@@ -43,6 +51,24 @@ async def test_a_log_that_is_lost_while_it_is_followed(bus: MemoryBus) -> None:
         await bus.append(LOG, 0, notes("another a"))
         with pytest.raises(RunLostError, match=r"the bus has lost this run \(1 of 3 events\)"):
             await anext(events)
+
+
+async def test_a_log_that_its_writer_puts_back_is_followed_further(tmp_path: Path) -> None:
+    async with PrivateServer(tmp_path) as server, open_bus(server.url) as bus:
+        await bus.append(LOG, 0, notes("a", "b"))
+        known = await bus.read(LOG)
+        async with aclosing(follow(bus, LOG)) as events:
+            assert [(await anext(events)).seq, (await anext(events)).seq] == [1, 2]
+            await restart_empty(server)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(put_back_later, bus, known)
+                assert (await anext(events)).seq == 3
+
+
+async def put_back_later(bus: Bus, known: Sequence[Event]) -> None:
+    await anyio.sleep(2 * log_of_run.QUIET_S)
+    await bus.append(LOG, 0, known)
+    await bus.append(LOG, 2, notes("c"))
 
 
 async def test_a_log_that_the_bus_lost_before_a_resume(bus: MemoryBus, store: SQLiteStore) -> None:

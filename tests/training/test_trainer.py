@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import anyio
 import pytest
 
 from aworld_runtime.archive.archiver import Archiver
-from aworld_runtime.archive.logs import Logs
+from aworld_runtime.archive.logs import OpenedToRead
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import Mail, read_all
+from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import NonFiniteLossError, StaleSampleError, TrainingError
 from aworld_runtime.events import (
     CheckpointSaved,
@@ -28,7 +30,7 @@ from aworld_runtime.events import (
     RunFinished,
     StepFinished,
 )
-from aworld_runtime.names import episode_log, run_log
+from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
 from aworld_runtime.nodes.environment import load_environment
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.store import open_store
@@ -37,6 +39,7 @@ from aworld_runtime.training.rows import TrainingRow
 from aworld_runtime.training.run_state import RunState
 from aworld_runtime.training.task import TrainingTask
 from aworld_runtime.training.trainer import Trainer
+from tests.faults import restart_empty
 from tests.training.trainer_case import (
     BARE,
     CASE,
@@ -47,6 +50,7 @@ from tests.training.trainer_case import (
     RecordingLearner,
     RecordingPublisher,
 )
+from tests.waiting import wait_until
 
 CONFIG = TrainConfig(
     task="tests.training.trainer_case:CASE",
@@ -77,6 +81,10 @@ async def working(bus: Bus) -> AsyncGenerator[None]:
         tasks.cancel_scope.cancel()
 
 
+def store_of(folder: Path) -> str:
+    return f"sqlite:///{folder}/store.db"
+
+
 def trainer(
     bus: Bus,
     folder: Path,
@@ -84,10 +92,11 @@ def trainer(
     config: TrainConfig = CONFIG,
     task: TrainingTask = CASE,
     *,
-    archived: Callable[[str], Awaitable[list[Event]]] | None = None,
+    restore_after_s: float = 6.0,
 ) -> Trainer:
     return Trainer(
         bus=bus,
+        store=OpenedToRead(store_of(folder)),
         run_id="r",
         config=config,
         task=task,
@@ -96,7 +105,7 @@ def trainer(
         learner=learner,
         publisher=RecordingPublisher(),
         folder=folder,
-        archived=archived,
+        restore_after_s=restore_after_s,
     )
 
 
@@ -271,14 +280,14 @@ async def test_a_step_is_repeated_with_episodes_that_only_the_store_still_has(
 ) -> None:
     whole, broken = RecordingLearner(tmp_path), RecordingLearner(tmp_path)
     config = CONFIG.model_copy(update={"steps": 3})
-    async with open_store(f"sqlite:///{tmp_path}/store.db") as store, working(bus):
+    async with open_store(store_of(tmp_path)) as store, working(bus):
         async with Archiver(bus, store) as archiver:
             await trainer(bus, tmp_path, whole, config).run()
             await archiver.drain()
         for name in await store.logs("episode:"):
             await bus.unlink(name)
         (tmp_path / "checkpoint-3").unlink()
-        await trainer(bus, tmp_path, broken, config, archived=Logs(bus, store).read_all).run()
+        await trainer(bus, tmp_path, broken, config).run()
     assert broken.seen == whole.seen
 
 
@@ -491,6 +500,67 @@ async def test_an_episode_that_the_queue_lost_is_queued_again(
     assert state.groups["r.g00003"].finished[1] == lost
     assert queued.count(lost) >= 2
     assert "queueing every unfinished one again" in caplog.text
+
+
+class StoppedLearner(RecordingLearner):
+    """Takes its second step once it may."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.stopped = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> dict[str, float]:
+        if policy_version == 1:
+            self.stopped.set()
+            self.may_go_on.wait(30)
+        return super().step(rows, policy_version=policy_version)
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[PrivateServer]:
+    """A server for one test, which may do to it what it likes."""
+    async with PrivateServer(tmp_path / "server") as server:
+        yield server
+
+
+async def test_a_log_that_the_server_lost_is_put_back_and_the_run_goes_on(
+    server: PrivateServer, tmp_path: Path
+) -> None:
+    learner = StoppedLearner(tmp_path)
+    config = CONFIG.model_copy(update={"steps": 3})
+    async with open_bus(server.url) as bus:
+        async with working(bus), anyio.create_task_group() as tasks:
+            tasks.start_soon(trainer(bus, tmp_path, learner, config).run)
+            await wait_until(learner.stopped.is_set, 20, "the second step")
+            before = await log(bus)
+            await restart_empty(server)
+
+            async def is_back() -> bool:
+                return await log(bus) == before
+
+            await wait_until(is_back, 10, "the log put back")
+            learner.may_go_on.set()
+        state = RunState.of(await log(bus))
+    assert state.finished is not None
+    assert sorted(state.steps) == [1, 2, 3]
+
+
+async def test_requests_that_the_server_lost_are_queued_again(
+    server: PrivateServer, tmp_path: Path
+) -> None:
+    config = CONFIG.model_copy(update={"steps": 1, "stall_timeout_s": 60})
+    async with open_bus(server.url) as bus, anyio.create_task_group() as tasks:
+        run = trainer(bus, tmp_path, RecordingLearner(tmp_path), config, restore_after_s=0.0)
+        tasks.start_soon(run.run)
+
+        async def are_queued() -> bool:
+            return await bus.backlog(EPISODES_QUEUE) >= config.evaluate_tasks
+
+        await wait_until(are_queued, 10, "requests in the queue")
+        await restart_empty(server)
+        async with working(bus):
+            await wait_until(lambda: (tmp_path / "model").exists(), 20, "the end of the run")
 
 
 async def test_an_episode_queued_again_while_it_runs_counts_once(
