@@ -16,7 +16,7 @@ from aworld_runtime.bus.server import PrivateServer
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-SCRIPTED = """
+TEAM = """
 from aworld_runtime.messages import ToolCall
 from aworld_runtime.models.scripted import ScriptedModel
 
@@ -31,6 +31,16 @@ def reply(request):
         ToolCall(id="3", name="calculator", arguments={"expression": "+".join(results)}),
     ]
     return calls[len(results)] if len(results) < 3 else results[-1]
+
+llm = ScriptedModel(reply)
+"""
+LIBRARIAN = """
+from aworld_runtime.messages import ToolCall
+from aworld_runtime.models.scripted import ScriptedModel
+
+def reply(request):
+    last = request.messages[-1]
+    return last.content if last.role == "tool" else ToolCall(id="1", name="search", arguments={"query": "Emma"})
 
 llm = ScriptedModel(reply)
 """
@@ -50,18 +60,21 @@ def python(folder: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
-def blocks(language: str) -> list[str]:
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, page: str = README) -> list[str]:
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     return [block for of, block in fenced if of == language]
 
 
-def write_team(folder: Path) -> Path:
-    """The README's swarm, with a scripted model."""
-    (block,) = blocks("python")
-    code, replaced = re.subn(r"^llm = LLMClient\(.*$", SCRIPTED, block, flags=re.MULTILINE)
+def with_model(model: str, code: str) -> str:
+    scripted, replaced = re.subn(r"^llm = LLMClient\(.*$", model, code, flags=re.MULTILINE)
     assert replaced == 1
+    return scripted
+
+
+def write_team(folder: Path) -> Path:
+    (block,) = blocks("python")
     script = folder / "my_script.py"
-    script.write_text(code)
+    script.write_text(with_model(TEAM, block))
     return script
 
 
@@ -89,22 +102,40 @@ def test_the_team_of_the_readme_runs_and_replays(tmp_path: Path) -> None:
     assert "identical 1" in replayed
 
 
+async def on_a_server(folder: Path, block: str) -> list[str]:
+    """Run the block's commands as a shell does, on a bus of their own; returns the lines of their output."""
+    aworld = folder / "aworld"
+    aworld.write_text(f'#!/bin/sh\nexec {sys.executable} -m aworld_runtime.cli "$@"\n')
+    aworld.chmod(0o755)
+    commands = re.findall(r"^aworld .*$", block, re.MULTILINE)
+    script = "\n".join([f"PATH={folder}:$PATH", *commands, "kill $!", "wait"])
+    async with PrivateServer(folder / "bus") as server:
+        env = os.environ | {"AWORLD_BUS": server.url}
+        with anyio.fail_after(15):
+            done = await anyio.run_process(["bash", "-c", script], cwd=folder, env=env)
+    return [*done.stdout.decode().splitlines(), done.stderr.decode()]
+
+
 @pytest.mark.anyio
 async def test_the_workers_of_the_readme_run_its_team(tmp_path: Path) -> None:
     write_team(tmp_path)
-    aworld = tmp_path / "aworld"
-    aworld.write_text(f'#!/bin/sh\nexec {sys.executable} -m aworld_runtime.cli "$@"\n')
-    aworld.chmod(0o755)
     (block,) = (block for block in blocks("") if "aworld worker" in block)
-    lines = [line for line in block.splitlines() if line.startswith(("export", "aworld"))]
-    script = "\n".join([f"PATH={tmp_path}:$PATH", *lines, "kill $!", "wait"])
-    async with PrivateServer(tmp_path / "bus") as server:
-        script = script.replace("redis://127.0.0.1:6379", server.url)
-        with anyio.fail_after(15):
-            done = await anyio.run_process(["bash", "-c", script], cwd=tmp_path)
-    answer, _, nodes = done.stdout.decode().partition("\n")
-    assert answer == "870335", done.stderr.decode()
-    assert "slots=8" in nodes
+    answer, *nodes = told = await on_a_server(tmp_path, block)
+    assert answer == "870335", told
+    assert any(node.startswith("worker/") for node in nodes)
+
+
+@pytest.mark.anyio
+async def test_the_tool_of_another_worker_is_called(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "workers.md").read_text()
+    search, librarian = blocks("python", page)
+    project = tmp_path / "my_project"
+    project.mkdir()
+    (project / "tools.py").write_text(search)
+    (project / "agents.py").write_text(with_model(LIBRARIAN, librarian))
+    (block,) = (block for block in blocks("", page) if "--tools" in block)
+    told = await on_a_server(tmp_path, block)
+    assert told[0] == '["Emma"]', told
 
 
 def test_the_examples_run(tmp_path: Path) -> None:
