@@ -49,7 +49,7 @@ class NodeInfo(Data):
     """A node that is on the bus now."""
 
     name: str
-    """`role/instance`, unique."""
+    """`role/instance`. Processes that were given the same name are listed each by itself."""
     kind: str
     """worker, tool, environment, trainer, sampler, archiver, janitor, agent or launcher."""
     version: str = ""
@@ -357,6 +357,7 @@ class Bus(Protocol):
     ) -> AbstractAsyncContextManager[Consumer]:
         """Join the queue's consumer group. At most `credit` unsettled deliveries are held at once.
 
+        `consumer` is a name for people: what one holds isn't another's, whatever it is called.
         With `past_deadline` it also gets what is too late: for who has to tell somebody of that.
         """
         ...
@@ -414,7 +415,10 @@ class Bus(Protocol):
         """Say that a node is here; say it again before `ttl_s` runs out."""
         ...
 
-    async def withdraw(self, name: str) -> None: ...
+    async def withdraw(self, name: str) -> None:
+        """Say that a node that was announced over this bus is gone."""
+        ...
+
     async def nodes(self) -> list[NodeInfo]: ...
 
 

@@ -117,11 +117,12 @@ async def _serve(arguments: argparse.Namespace) -> int:
 
 
 async def _look_for_namesakes(bus: Bus, name: str) -> None:
-    """Two workers of one name would be listed as one. A warning: it may be what a crash has left, gone in 5 s."""
+    """Log lines, traces and events name their worker. A warning: it may be what a crash has left, gone in 5 s."""
     for node in await bus.nodes():
         if node.name.partition("/")[2] == name:
             logger.warning(
-                "%s is on the bus already (host %s, pid %d): if it runs, give one another --name",
+                "%s is on the bus already (host %s, pid %d): if it runs, nothing but the process id tells the two apart;"
+                " give one another --name",
                 node.name,
                 node.host,
                 node.pid,

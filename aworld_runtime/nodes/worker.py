@@ -299,7 +299,6 @@ async def check_version(bus: Bus, version: str) -> None:
 async def _runs(bus: Bus) -> Mapping[str, NodeInfo]:
     """By run id, who says with which code the run works: its launcher, or its trainer where none is seen."""
     speakers = [n for n in await bus.nodes() if n.kind in ("trainer", "launcher") and n.version]
-    speakers.sort(
-        key=lambda node: node.kind == "launcher"
-    )  # a trainer that died is listed for a while
+    # One that died is listed for a while, beside who resumed its run.
+    speakers.sort(key=lambda node: (node.kind == "launcher", node.seen or utc_now()))
     return {node.name.partition("/")[2]: node for node in speakers}

@@ -971,6 +971,23 @@ async def test_unsettled_work_of_an_abandoned_consumer_goes_to_another_within_th
         assert await bus.backlog("queue") == 0
 
 
+async def test_two_consumers_of_one_name_hold_each_its_own(connect: Connect) -> None:
+    """Two workers may have been given the same name."""
+    async with connect() as dying, connect() as bus:
+        await bus.put("queue", note("a"))
+        async with (
+            dying.consume("queue", consumer="w", lease_s=LEASE_S) as abandoned,
+            bus.consume("queue", consumer="w", lease_s=LEASE_S) as heir,
+        ):
+            late = await soon(abandoned.take())
+            abandoned.abandon()
+            found = await soon(heir.take(), timeout_s=LEASE_S + 1.0)
+            await late.ack()
+            assert late.lost
+            assert await found.standing() == "held"
+            await found.ack()
+
+
 async def test_unsettled_work_of_a_closed_consumer_goes_to_another(connect: Connect) -> None:
     async with connect() as leaving, connect() as bus:
         await bus.put("queue", note("a"))

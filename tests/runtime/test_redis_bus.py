@@ -21,7 +21,7 @@ from redis.exceptions import ConnectionError as Cut
 from redis.exceptions import ResponseError
 
 from aworld_runtime.bus import Bus, open_bus
-from aworld_runtime.bus.base import DEAD_MAIL
+from aworld_runtime.bus.base import DEAD_MAIL, NodeInfo
 from aworld_runtime.bus.redis import RedisBus
 from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.consumer import READ_MOST
@@ -231,6 +231,15 @@ async def test_namespaces_do_not_mix(server: PrivateServer) -> None:
 
 
 # --- trouble on the way --------------------------------------------------------------------------
+
+
+async def test_processes_of_one_name_are_listed_each_by_itself(server: PrivateServer) -> None:
+    async with open_bus(server.url) as bus, open_bus(server.url) as other:
+        for pid, one in enumerate((bus, other, bus), 1):
+            await one.announce(NodeInfo(name="worker/w", kind="worker", pid=pid))
+        assert {node.pid for node in await bus.nodes()} == {2, 3}
+        await other.withdraw("worker/w")
+        assert [node.pid for node in await bus.nodes()] == [3]
 
 
 async def put_until_refused(bus: Bus, content: str) -> None:

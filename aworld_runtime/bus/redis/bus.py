@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
+from secrets import token_hex
 from typing import Self
 
 import anyio
@@ -99,6 +100,8 @@ class RedisBus:
             self._address.outage_s,
         )
         self._consumers: set[RedisConsumer] = set()
+        self._token = token_hex(4)
+        """Tells this bus's nodes from those of another process that have the same names."""
         self._tasks: TaskGroup | None = None
         self._loops = anyio.CancelScope(shield=True)
 
@@ -326,7 +329,7 @@ class RedisBus:
             self._services,
             queue,
             self._keys.queue(queue),
-            name=consumer,
+            name=f"{consumer}-{token_hex(4)}",  # two of one name would hold each other's work
             credit=credit,
             lease_s=lease_s,
             past_deadline=past_deadline,
@@ -397,16 +400,20 @@ class RedisBus:
 
     async def announce(self, node: NodeInfo, *, ttl_s: float = 5.0) -> None:
         body = node.model_copy(update={"seen": self.now()}).model_dump_json().encode()
-        await nodes.announce(self._link, self._keys.nodes, node.name, body, round(ttl_s * 1000))
+        place = self._node_field(node.name)
+        await nodes.announce(self._link, self._keys.nodes, place, body, round(ttl_s * 1000))
 
     async def withdraw(self, name: str) -> None:
-        await self._link.call(b"HDEL", self._keys.nodes, name)
+        await self._link.call(b"HDEL", self._keys.nodes, self._node_field(name))
 
     async def nodes(self) -> list[NodeInfo]:
         found = await nodes.nodes(self._link, self._keys.nodes)
         return [NodeInfo.model_validate_json(body) for body in found]
 
     # inside
+
+    def _node_field(self, name: str) -> str:
+        return f"{name} {self._token}"
 
     async def _run_loops(self) -> None:
         """Shielded: whoever uses the bus and is cancelled still gives back what it holds, over these."""
