@@ -128,6 +128,15 @@ async def test_a_worker_of_other_code_than_a_run_may_not_join() -> None:
             await check_version(bus, "1")
 
 
+async def test_a_run_has_the_code_of_whoever_resumed_it_last(server: PrivateServer) -> None:
+    async with open_bus(server.url) as killed, open_bus(server.url) as bus:
+        for version, speaker in (("1", killed), ("2", bus)):
+            await speaker.announce(NodeInfo(name="launcher/r", kind="launcher", version=version))
+        await check_version(bus, "2")
+        with pytest.raises(WorkerRefusedError, match="launcher/r on this bus runs code version 2"):
+            await check_version(bus, "1")
+
+
 @pytest.mark.parametrize("timeout_s, reason", [(None, "answered"), (0.5, "time_limit")])
 async def test_a_worker_waits_while_the_bus_is_full(
     server: PrivateServer,
@@ -206,7 +215,7 @@ async def test_a_runtime_waits_while_the_bus_is_full(
 
         async def make_room() -> None:
             await wait_until(
-                lambda: f"run {runtime.run_id} waits until there is room" in caplog.text,
+                lambda: f"runtime/{runtime.run_id} waits until there is room" in caplog.text,
                 description="the run's warning",
             )
             await admin.config_set("maxmemory", 0)
