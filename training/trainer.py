@@ -467,7 +467,9 @@ class Trainer:
         log = episode_log(name)
         events = await self._logs.read_all(log)
         if not events:
-            raise TrainingError(f"episode {name} is neither on the bus nor in the store: the server lost it")
+            raise TrainingError(
+                f"episode {name} is neither on the bus nor in the store: the server lost it"
+            )
         return episode_of(events)
 
     # --- policy ----------------------------------------------------------------------------------------------------

@@ -11,24 +11,11 @@ from anyio.abc import SocketAttribute, SocketStream, TaskStatus
 from pydantic import JsonValue
 
 from aworld_runtime import telemetry
-from aworld_runtime.errors import ConfigError, UsageError
+from aworld_runtime.errors import ConfigError
 
-HOST = "127.0.0.1"
 REQUEST_S = 5.0
 """Seconds a client has to ask and to listen."""
 LONGEST = 8 * 1024
-
-
-def address_of(text: str) -> tuple[str, int]:
-    """Host and port of `[HOST:]PORT`.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    host, _, port = text.rpartition(":")
-    if not port.isdigit() or not 0 <= int(port) < 2**16:
-        raise UsageError(f"--health {text}: expected PORT or HOST:PORT")
-    return host or HOST, int(port)
 
 
 async def serve_health(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from aworld_runtime.cli.shared import (
     add_bus,
+    add_health,
     add_json,
     add_store,
     find_episode,
@@ -60,11 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--content", action="store_true", help="also what was said: prompts, answers, errors"
     )
-    parser.add_argument(
-        "--health",
-        metavar="[HOST:]PORT",
-        help="with --follow, answer GET /healthz and /metrics there (host: 127.0.0.1)",
-    )
+    add_health(parser, "with --follow, ")
     add_bus(parser)
     add_store(parser)
     add_json(parser)
@@ -74,9 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.follow and arguments.episode:
         raise UsageError("--follow takes all episodes: give it without --episode")
     if arguments.health and not arguments.follow:
-        raise UsageError(
-            f"--health {arguments.health}: give it with --follow; without, it ends by itself"
-        )
+        raise UsageError("--health: give it with --follow; without, the export ends by itself")
     episodes, exporter = run_async(_export, arguments)
     sent, endpoint = exporter.sent, exporter.sink.endpoint
     if arguments.json:
@@ -129,15 +124,14 @@ async def _follow(arguments: argparse.Namespace, exporter: Exporter, bus: Bus) -
     """Until cancelled."""
     import anyio
 
-    from aworld_runtime.cli.health import address_of, serve_health
+    from aworld_runtime.cli.health import serve_health
     from aworld_runtime.tracing.export import CursorFile
 
-    address = address_of(arguments.health) if arguments.health else None
     async with anyio.create_task_group() as tasks:
-        if address is not None:
+        if arguments.health is not None:
             await tasks.start(
                 serve_health,
-                address,
+                arguments.health,
                 lambda: {"status": "ok", "endpoint": exporter.sink.endpoint, "sent": exporter.sent},
             )
         logger.info("spans of %s go to %s", bus.url, exporter.sink.endpoint)

@@ -24,6 +24,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 LAST = "last"
 """Names the newest run or episode."""
+HOST = "127.0.0.1"
 CANDIDATES = 6
 """Ids listed where several fit."""
 
@@ -44,6 +45,23 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_health(parser: argparse.ArgumentParser, when: str = "") -> None:
+    """`arguments.health` is where to `serve_health`, or None."""
+    parser.add_argument(
+        "--health",
+        type=_address,
+        metavar="[HOST:]PORT",
+        help=f"{when}answer GET /healthz and /metrics there (host: {HOST})",
+    )
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or not 0 <= int(port) < 2**16:
+        raise UsageError(f"--health {text}: expected PORT or HOST:PORT")
+    return host or HOST, int(port)
 
 
 def add_limit(parser: argparse.ArgumentParser, default: int, text: str) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aworld_runtime import telemetry
-from aworld_runtime.cli.shared import add_bus, import_from_here, joined_bus, run_async
+from aworld_runtime.cli.shared import add_bus, add_health, import_from_here, joined_bus, run_async
 from aworld_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,11 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:ATTRIBUTE",
         help="also serve a tool, a function or a list of them to episodes elsewhere; repeatable",
     )
-    parser.add_argument(
-        "--health",
-        metavar="[HOST:]PORT",
-        help="answer GET /healthz and /metrics there (host: 127.0.0.1)",
-    )
+    add_health(parser)
     add_bus(parser)
     parser.epilog = (
         "example: aworld worker --bus redis://host:6379 --slots 16 --health 9100; tools alone: aworld worker --bus"
@@ -68,14 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
 async def _serve(arguments: argparse.Namespace) -> int:
     import anyio
 
-    from aworld_runtime.cli.health import address_of, serve_health
+    from aworld_runtime.cli.health import serve_health
     from aworld_runtime.config import Settings
     from aworld_runtime.nodes.stall import tell_of_stalls
     from aworld_runtime.nodes.tool_worker import ToolWorker
     from aworld_runtime.nodes.worker import Worker, check_version
     from aworld_runtime.version import code_version
 
-    address = address_of(arguments.health) if arguments.health else None
     tools = _tools(arguments.tools)
     stop = Stop()
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -86,8 +81,10 @@ async def _serve(arguments: argparse.Namespace) -> int:
             served = ToolWorker(bus, tools, name=arguments.name, version=code_version())
             if not arguments.slots:
                 tasks.start_soon(_end_at_signal, signals, tasks)
-                if address is not None:
-                    await tasks.start(serve_health, address, partial(_health, arguments.name))
+                if arguments.health is not None:
+                    await tasks.start(
+                        serve_health, arguments.health, partial(_health, arguments.name)
+                    )
                 logger.info(
                     "worker %s on %s: 0 slots, tools: %s", arguments.name, bus.url, ", ".join(tools)
                 )
@@ -100,8 +97,8 @@ async def _serve(arguments: argparse.Namespace) -> int:
                 models=Settings.from_env().llm,
             )
             tasks.start_soon(stop.wait, signals, worker, tasks)
-            if address is not None:
-                await tasks.start(serve_health, address, worker.health)
+            if arguments.health is not None:
+                await tasks.start(serve_health, arguments.health, worker.health)
             if tools:
                 tasks.start_soon(served.run)
             logger.info(
