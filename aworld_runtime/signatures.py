@@ -48,7 +48,7 @@ class Signer:
                 self._masters.append(_digest(key))
             else:
                 raise ConfigError(
-                    f"a bus key has {len(key)} characters: use {SHORTEST_KEY} or more, at random"
+                    f"a bus key (AWORLD_BUS_KEY) has {len(key)} characters: use {SHORTEST_KEY} or more, at random"
                 )
         # Of names that anybody may write: only so many are kept.
         self._macs = lru_cache(maxsize=256)(self._find_macs)
@@ -75,7 +75,7 @@ class Signer:
             ForgedEventError: it isn't signed, or not with one of these keys, or for another place.
         """
         if body[:1] != SIGNED:
-            raise ForgedEventError("it is not signed")
+            raise ForgedEventError("it is not signed, and AWORLD_BUS_KEY asks for it")
         begin = 2 + body[1] if len(body) > 1 else 0
         name, mac, inner = (
             body[2:begin],

@@ -39,7 +39,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
-    what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    what = parser.add_subparsers(dest="what", required=True, metavar="bus|backpressure|idle")
     raw = argparse.RawDescriptionHelpFormatter
     _add_bus(
         what.add_parser(

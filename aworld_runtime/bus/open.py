@@ -39,5 +39,6 @@ def open_bus(url: str, registry: Registry | None = None, *, keys: Sequence[str] 
             return RedisBus(url, registry, Signer(keys) if keys else None)
         case _:
             raise ConfigError(
-                f"bus={shown(url)!r}: unknown scheme {scheme!r}; use one of {', '.join(SCHEMES)}"
+                f"bus={shown(url)!r}: unknown scheme {scheme!r}; expected a URL such as "
+                f"redis://HOST:PORT, with one of {', '.join(SCHEMES)}"
             )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from aworld_runtime.chaos.plan import KINDS
 from aworld_runtime.cli.shared import add_json, run_async
-from aworld_runtime.errors import UsageError
+from aworld_runtime.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from aworld_runtime.chaos.run import Result
@@ -61,8 +61,13 @@ def chaos_command(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--seconds {arguments.seconds:g}: expected more than 0")
     if arguments.load < 1:
         raise UsageError(f"--load {arguments.load}: expected 1 or more")
-    from aworld_runtime.chaos.run import Options, run
-    from aworld_runtime.chaos.stage import find_mongo
+    try:
+        from aworld_runtime.chaos.run import Options, run
+        from aworld_runtime.chaos.stage import find_mongo
+    except ImportError as error:
+        raise ConfigError(
+            f"chaos needs the extra 'redis' ({error.name} is missing): pip install 'aworld-rt[redis]'"
+        ) from error
 
     mongo = find_mongo(arguments.mongo_program) if arguments.store == "auto" else None
     if mongo is None and arguments.mongo_program != "mongod":

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example: aworld dead-letter list --bus redis://host:6379, then: aworld dead-letter requeue episodes"
         " ID --bus redis://host:6379"
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="list|show|requeue|drop")
     listing = actions.add_parser(
         "list",
         help="list them, of one queue or of all",

@@ -441,7 +441,8 @@ def _explain(error: PyMongoError, url: str) -> StoreError | ConfigError:
     if isinstance(error, OperationFailure) and error.code in AUTHENTICATION_CODES:
         return StoreError(f"store {url}: refused; check user, password and rights: {what}")
     if isinstance(error, ConnectionFailure) or error.timeout:
+        why, _, _ = what.partition(" (configured timeouts")
         return StoreUnavailableError(
-            f"store {url} can't be reached: is the server running, and is the address right? ({what:.100})"
+            f"store {url} can't be reached: is the server running, and is the address right? ({why:.100})"
         )
     return StoreError(f"store {url}: {what}")

@@ -35,5 +35,6 @@ def open_store(url: str, registry: Registry | None = None) -> Store:
             return MongoStore(url, registry)
         case _:
             raise ConfigError(
-                f"store={shown(url)!r}: unknown scheme {scheme!r}; use one of {', '.join(SCHEMES)}"
+                f"store={shown(url)!r}: unknown scheme {scheme!r}; expected a URL such as "
+                f"sqlite:///FILE or mongodb://HOST/DATABASE, with one of {', '.join(SCHEMES)}"
             )

@@ -55,6 +55,9 @@ def _resolve_one(given: AnyTool) -> BaseTool:
 
 def _built_in(name: str) -> BaseTool:
     if name not in BUILT_IN:
-        raise UnknownToolError(f"unknown tool {name!r}; known: {', '.join(sorted(BUILT_IN))}")
+        known = ", ".join(sorted(BUILT_IN))
+        raise UnknownToolError(
+            f"unknown tool {name!r}; known: {known}. A tool of your own is given itself, not by its name"
+        )
     module, attribute = BUILT_IN[name].split(":")
     return getattr(importlib.import_module(module), attribute)()

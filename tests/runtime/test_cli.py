@@ -172,6 +172,13 @@ def test_version_names_the_code(capsys: pytest.CaptureFixture[str]) -> None:
         (["otel", "--health", "9100"], "--health: give it with --follow"),
         (["nodes", "--bus", "redis://h?queue_limit=all"], "queue_limit=all: expected a number"),
         (["nodes", "--bus", "redis://h?outage_s=nan"], "outage_s=nan: expected a number"),
+        (["dead-letter"], "required: list|show|requeue|drop; see: aworld dead-letter --help"),
+        (["bench"], "required: bus|backpressure|idle; see: aworld bench --help"),
+        (["nodes", "--bus", "localhost:6379"], "expected a URL such as redis://HOST:PORT"),
+        (["nodes", "--bus", "redis:/h"], "server '': expected redis://HOST:PORT"),
+        (["nodes", "--bus", "redis://h:port"], "server 'h:port': expected redis://HOST:PORT"),
+        (["nodes", "--bus", "redis+cluster://"], "server '': expected redis+cluster://HOST:PORT"),
+        (["nodes", "--bus", "redis://h/mine"], "database 'mine': expected a number"),
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_code_2(
@@ -183,6 +190,25 @@ def test_a_usage_error_is_one_line_and_exit_code_2(
     assert done.stderr.startswith("aworld: error: ")
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, needs",
+    [
+        (["nodes", "--bus", "redis://h"], "bus 'redis://h' needs the extra 'redis'"),
+        (["runs", "--store", "mongodb://h/d"], "store 'mongodb://h/d' needs the extra 'mongo'"),
+        (["acl"], "access lists need the extra 'redis'"),
+        (["chaos"], "chaos needs the extra 'redis'"),
+    ],
+)
+def test_a_command_names_the_extra_that_is_missing(arguments: list[str], needs: str) -> None:
+    code = "import sys; sys.modules['redis'] = sys.modules['pymongo'] = None;"
+    code += "from aworld_runtime import cli; sys.exit(cli.main())"
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 2, done.stderr
+    assert needs in done.stderr
+    assert "pip install 'aworld-rt[" in done.stderr
 
 
 def test_an_action_takes_the_log_flags_of_its_command(aworld: Aworld) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import anyio
 import hiredis
@@ -126,6 +126,7 @@ class Address:
                         f"bus {public}: unknown parameter {name!r}; allowed are namespace, outage_s,"
                         " outbox_mb, queue_limit, mail_limit, db and ssl_…"
                     )
+            _check_place(parts)
             # Not urlunsplit: it makes unix:/path of unix:///path.
             options = "?" + urlencode(query) if query else ""
             scheme, _, clustered = parts.scheme.partition("+")
@@ -281,7 +282,8 @@ async def dial(
                 replies = await wire.exchange(pack(prologue), len(prologue))
     except (AuthenticationError, AuthorizationError) as error:
         wire.drop()
-        raise ConfigError(f"bus {address.url}: {error}: check user and password") from error
+        what = str(error).rstrip(".")
+        raise ConfigError(f"bus {address.url}: {what}: check user and password") from error
     except (RedisError, OSError, Unreachable) as error:
         wire.drop()
         if wrong := tls.fault(error):
@@ -333,9 +335,20 @@ def at_place(server_url: str, place: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{user}{at}{place}"))
 
 
+def _check_place(parts: SplitResult) -> None:
+    """Refuse what redis-py would take for its own default: no host, a database that is no number."""
+    if parts.scheme == "unix":
+        return
+    for place in parts.netloc.rpartition("@")[2].split(","):
+        if not re.fullmatch(r"(\[.+\]|[^:]+)(:\d+)?", place):
+            raise ValueError(f"server {place!r}: expected {parts.scheme}://HOST:PORT")
+    if not re.fullmatch(r"/?\d*", parts.path):
+        raise ValueError(f"database {parts.path[1:]!r}: expected a number")
+
+
 def _place(host: str) -> str:
     """`host:port`, the port being 6379 where none is given."""
-    return host if re.search(r":\d+$", host) else f"{host or 'localhost'}:6379"
+    return host if re.search(r":\d+$", host) else f"{host}:6379"
 
 
 def pack(commands: Iterable[Command]) -> bytes:
