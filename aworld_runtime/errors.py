@@ -16,7 +16,8 @@ prints them in one line and exits with code 2.
     │   ├── MissingBlobError       the content that a large event refers to
     │   └── PayloadTooLargeError
     ├── BusError
-    │   ├── BusUnavailableError    no server, or it went away
+    │   ├── BusUnavailableError    the server went away, and stayed away
+    │   │   └── NoBusError         no server answers at the URL
     │   ├── BusFullError           it refuses publishers
     │   │   └── QueueFullError     one queue or mailbox does
     │   ├── AccessDeniedError      the server's access list forbids it to this user
@@ -106,7 +107,11 @@ class BusError(AWorldError):
 
 
 class BusUnavailableError(BusError):
-    """The server can't be reached, or the connection broke and the outcome is unknown."""
+    """The server can't be reached any more, or the connection broke and the outcome is unknown."""
+
+
+class NoBusError(BusUnavailableError):
+    """No server answers at the bus's URL: it isn't running, or the URL is wrong."""
 
 
 class BusFullError(BusError):

@@ -1,7 +1,7 @@
 """Chooses a command, and turns what goes wrong into one line and an exit code.
 
     0    done
-    1    it ran, and the answer is no: an episode failed, a replay differs
+    1    it ran, and the answer is no: an episode failed, a replay differs; or it could not go on: its bus stayed away
     2    the caller can mend it: arguments, names, a server that can't be reached
     130  Ctrl-C, SIGTERM, SIGHUP
 
@@ -28,8 +28,8 @@ from typing import NoReturn
 from aworld_runtime.cli.log_lines import add_logging, set_up_logging
 from aworld_runtime.errors import (
     AWorldError,
-    BusUnavailableError,
     ExportError,
+    NoBusError,
     StoreUnavailableError,
     UsageError,
     WorkerRefusedError,
@@ -42,7 +42,7 @@ YOUNG_OBJECTS = 10_000
 """Objects made, less those freed, after which Python looks for cycles. Its own 700 costs a bus a tenth of its time."""
 MENDABLE = (
     UsageError,
-    BusUnavailableError,
+    NoBusError,
     StoreUnavailableError,
     ExportError,
     WorkerRefusedError,

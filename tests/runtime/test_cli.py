@@ -18,6 +18,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 import pytest
 from anyio import create_task_group, to_thread
@@ -581,9 +582,9 @@ async def server_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 
 @pytest.fixture
-def bus_url(server_url: str, request: pytest.FixtureRequest) -> str:
+def bus_url(server_url: str) -> str:
     """A bus of the test's own: what a killed worker leaves on it, no other test's worker goes on with."""
-    return f"{server_url}?namespace={request.node.name}"
+    return f"{server_url}?namespace={uuid4().hex}"
 
 
 @contextmanager
@@ -652,12 +653,19 @@ async def test_worker_serves_episodes_is_listed_and_drains(project: Path, bus_ur
 
 
 @pytest.mark.slow
-async def test_a_worker_whose_name_is_taken_says_so(project: Path, bus_url: str) -> None:
+async def test_a_worker_whose_name_is_taken_says_so_and_both_are_listed(
+    project: Path, bus_url: str
+) -> None:
     async with open_bus(bus_url) as bus:
         await bus.announce(NodeInfo(name="worker/w9", kind="worker", host="h", pid=7), ttl_s=30)
-        with worker("--bus", bus_url, "--name", "w9", cwd=project):
+        with worker("--bus", bus_url, "--name", "w9", cwd=project) as running:
+
+            async def both_listed() -> bool:
+                names = {(node.name, node.pid) for node in await bus.nodes()}
+                return names == {("worker/w9", 7), ("worker/w9", running.pid)}
+
+            await wait_until(both_listed, 10, "both of that name")
             told = (project / "worker.log").read_text()
-        await bus.withdraw("worker/w9")
     assert "worker/w9 is on the bus already (host h, pid 7)" in told
 
 
@@ -681,6 +689,18 @@ async def test_second_signal_ends_a_worker_at_once(project: Path, bus_url: str) 
             running.send_signal(signal.SIGINT)
             assert running.wait(10) == 130
             assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.slow
+async def test_a_worker_whose_bus_stays_away_ends_with_1(project: Path, tmp_path: Path) -> None:
+    async with PrivateServer(tmp_path / "bus") as server:
+        with worker("--bus", f"{server.url}?outage_s=0.5", cwd=project) as running:
+            await server.stop()
+            assert await to_thread.run_sync(running.wait, 15) == 1
+    told = (project / "worker.log").read_text()
+    assert "aworld: error: " in told
+    assert "has not answered for 0.5 s" in told
+    assert "Traceback" not in told
 
 
 async def is_busy(runtime: Runtime, name: str) -> bool:

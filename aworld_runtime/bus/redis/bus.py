@@ -56,6 +56,7 @@ from aworld_runtime.errors import (
     BusUnavailableError,
     ConfigError,
     Fenced,
+    NoBusError,
     RequestTimeoutError,
 )
 from aworld_runtime.events import EpisodeForked, Event, Registry, new_id
@@ -429,7 +430,7 @@ class RedisBus:
         """The first connection, and whether the server will do.
 
         Raises:
-            BusUnavailableError: no server.
+            NoBusError: no server.
             ConfigError: one that would lose events, is too old, refuses the password, isn't trusted, or has TLS
                 where the URL has none, or the other way round.
         """
@@ -439,7 +440,7 @@ class RedisBus:
         except Unreachable as error:
             if wrong := await mismatch(self._address.server_url):
                 raise ConfigError(f"bus {self._address.url}: {wrong}") from error
-            raise BusUnavailableError(
+            raise NoBusError(
                 f"no bus at {self._address.url} ({error}; tried for {time.monotonic() - began:.1f} s):"
                 " start a Redis or Valkey server there, or give the URL of a running one"
             ) from error

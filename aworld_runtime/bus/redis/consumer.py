@@ -406,7 +406,7 @@ class RedisConsumer:
                 if now - away_since > self.services.outage_s:
                     raise BusUnavailableError(
                         f"queue {self.queue!r}: the bus has not answered for"
-                        f" {self.services.outage_s:.0f} s: {error}"
+                        f" {self.services.outage_s:g} s: {error}"
                     ) from error
                 await anyio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -59,7 +59,7 @@ class FeedReader:
                 away_since = now if away_since is None else away_since
                 if now - away_since > self._outage_s:
                     raise BusUnavailableError(
-                        f"feed: the bus has not answered for {self._outage_s:.0f} s: {error}"
+                        f"feed: the bus has not answered for {self._outage_s:g} s: {error}"
                     ) from error
                 await anyio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -470,7 +470,7 @@ class ServerLink:
         for _ in range(len(self._waiting)):
             call = self._waiting.popleft()
             if call.deadline <= now or call.reply.done():
-                self.fail(call, f"it has not answered for {self._address.outage_s:.0f} s: {cause}")
+                self.fail(call, f"it has not answered for {self._address.outage_s:g} s: {cause}")
             else:
                 self._waiting.append(call)
 
