@@ -1,7 +1,7 @@
 """`aworld worker --bus URL`: this process's share of the episodes, and of the tools.
 
 SIGTERM, SIGINT ──▶ drain: take no more, end what runs, leave
-once more       ──▶ leave now; others take the episodes over
+once more       ──▶ leave now; others take the episodes over, and make the calls again
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
-from functools import partial
 from typing import TYPE_CHECKING
 
 from aworld_runtime import telemetry
@@ -20,23 +19,28 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from anyio.abc import TaskGroup
-    from pydantic import JsonValue
 
     from aworld_runtime.bus.base import Bus
+    from aworld_runtime.nodes.tool_worker import ToolWorker
     from aworld_runtime.nodes.worker import Worker
     from aworld_runtime.tools.base import BaseTool
 
 logger = logging.getLogger(__name__)
 
 LOG_LEVEL = "info"
+INTERRUPTED = 130
+"""Exit code of who was told twice."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run episodes for a bus until SIGTERM or Ctrl-C; a second one ends it now."
+    parser.description = (
+        "Run episodes and tools for a bus until SIGTERM or Ctrl-C: what runs then is ended, and the exit code is 0; a"
+        " second one ends it now. Exit code 1 where the bus stayed away for longer than its outage_s."
+    )
     parser.add_argument(
         "--slots", type=int, default=8, help="episodes at once (default 8); 0: tools alone"
     )
-    parser.add_argument("--name", help="unique on the bus (default: host and process id)")
+    parser.add_argument("--name", help="as lists and logs call it (default: host and process id)")
     parser.add_argument(
         "--tools",
         action="append",
@@ -79,36 +83,30 @@ async def _serve(arguments: argparse.Namespace) -> int:
             await _look_for_namesakes(bus, arguments.name)
             tasks.start_soon(tell_of_stalls, f"worker {arguments.name}")
             served = ToolWorker(bus, tools, name=arguments.name, version=code_version())
-            if not arguments.slots:
-                tasks.start_soon(_end_at_signal, signals, tasks)
-                if arguments.health is not None:
-                    await tasks.start(
-                        serve_health, arguments.health, partial(_health, arguments.name)
-                    )
-                logger.info(
-                    "worker %s on %s: 0 slots, tools: %s", arguments.name, bus.url, ", ".join(tools)
+            worker = None
+            if arguments.slots:
+                worker = Worker(
+                    bus,
+                    name=arguments.name,
+                    slots=arguments.slots,
+                    version=code_version(),
+                    models=Settings.from_env().llm,
                 )
-                await served.run()
-            worker = Worker(
-                bus,
-                name=arguments.name,
-                slots=arguments.slots,
-                version=code_version(),
-                models=Settings.from_env().llm,
-            )
-            tasks.start_soon(stop.wait, signals, worker, tasks)
+            tasks.start_soon(stop.wait, signals, worker or served, tasks)
             if arguments.health is not None:
-                await tasks.start(serve_health, arguments.health, worker.health)
-            if tools:
-                tasks.start_soon(served.run)
+                await tasks.start(serve_health, arguments.health, (worker or served).health)
             logger.info(
                 "worker %s on %s: %d slots, tools: %s",
-                worker.name,
+                arguments.name,
                 bus.url,
                 arguments.slots,
                 ", ".join(tools) or "those of its episodes",
             )
-            await worker.run()
+            async with anyio.create_task_group() as serving:
+                serving.start_soon(served.run)
+                if worker is not None:
+                    await worker.run()
+                    served.drain()  # not sooner: its own episodes may call them
             tasks.cancel_scope.cancel()
     return stop.code
 
@@ -127,17 +125,6 @@ async def _look_for_namesakes(bus: Bus, name: str) -> None:
             return
 
 
-async def _end_at_signal(signals: AsyncIterator[signal.Signals], tasks: TaskGroup) -> None:
-    """Calls that run go to other workers."""
-    await anext(signals)
-    tasks.cancel_scope.cancel()
-
-
-def _health(name: str) -> dict[str, JsonValue]:
-    """What a worker without episodes says of itself when asked."""
-    return {"status": "ok", "worker": name, "running": 0, "slots": 0}
-
-
 class Stop:
     """Turns signals into drain, then into leaving at once."""
 
@@ -145,15 +132,15 @@ class Stop:
         self.code = 0
 
     async def wait(
-        self, signals: AsyncIterator[signal.Signals], worker: Worker, tasks: TaskGroup
+        self, signals: AsyncIterator[signal.Signals], worker: Worker | ToolWorker, tasks: TaskGroup
     ) -> None:
-        async for number in signals:
+        async for _ in signals:
             if worker.draining:
-                self.code = 128 + number
+                self.code = INTERRUPTED
                 tasks.cancel_scope.cancel()
                 return
             logger.info(
-                "worker %s: draining %d episodes; once more to leave now",
+                "worker %s: draining %d in hand; once more to leave now",
                 worker.name,
                 worker.running,
             )

@@ -1,6 +1,8 @@
 """A tool worker: serves tools to episodes that run elsewhere on the bus.
 
-queue tool:NAME ──▶ take ──▶ run, up to `slots` at once ──▶ reply (mail to the episode) ──▶ ack
+    queue tool:NAME ──▶ take ──▶ run, up to `slots` at once ──▶ reply (mail to the episode) ──▶ ack
+
+`drain` stops taking and lets the calls that run end.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from collections.abc import Mapping
 from functools import partial
 
 import anyio
+from anyio.abc import TaskGroup
+from pydantic import JsonValue
 
 from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus, Consumer, Delivery, NodeInfo
@@ -25,7 +29,7 @@ from aworld_runtime.tools.base import BaseTool
 
 
 class ToolWorker:
-    """Runs until cancelled. A call is made again if its worker dies: tools see it at least once."""
+    """Serves calls until drained or cancelled. A call is made again if its worker dies: tools see it at least once."""
 
     def __init__(
         self,
@@ -37,27 +41,52 @@ class ToolWorker:
         version: str = "",
     ) -> None:
         self._bus = bus
+        self.name = name
         self._tools = tools
-        self._name = name
         self._slots = slots
         self._version = version
         self._running = dict.fromkeys(tools, 0)
+        self._draining = anyio.Event()
         self._since = utc_now()
 
     async def run(self) -> None:
+        """Serve calls until drained."""
         self._since = self._bus.now()
         async with anyio.create_task_group() as tasks:
-            for tool in self._tools:
-                tasks.start_soon(self._serve, tool)
-            await announce(
-                self._bus,
-                lambda: map(self._node, self._tools),
-                who=f"tool worker {self._name}",
-            )
+            nodes, who = partial(map, self._node, self._tools), f"tool worker {self.name}"
+            tasks.start_soon(partial(announce, self._bus, nodes, who=who))
+            async with anyio.create_task_group() as serving:
+                for tool in self._tools:
+                    serving.start_soon(self._serve, tool)
+                await self._draining.wait()  # also where it has no tools
+            tasks.cancel_scope.cancel()
+
+    @property
+    def running(self) -> int:
+        """Calls that it runs now."""
+        return sum(self._running.values())
+
+    @property
+    def draining(self) -> bool:
+        return self._draining.is_set()
+
+    def drain(self) -> None:
+        """Take no more calls; `run` returns once those it has are answered."""
+        self._draining.set()
+
+    def health(self) -> dict[str, JsonValue]:
+        """What it says of itself when asked."""
+        return {
+            "status": "draining" if self.draining else "ok",
+            "worker": self.name,
+            "version": self._version,
+            "running": self.running,
+            "slots": 0,
+        }
 
     def _node(self, tool: str) -> NodeInfo:
         return NodeInfo(
-            name=f"{tool}/{self._name}",
+            name=f"{tool}/{self.name}",
             kind="tool",
             version=self._version,
             pid=os.getpid(),
@@ -69,16 +98,17 @@ class ToolWorker:
 
     async def _serve(self, tool: str) -> None:
         async with (
-            self._bus.consume(
-                tool_queue(tool), consumer=self._name, credit=self._slots
-            ) as consumer,
-            anyio.create_task_group() as tasks,
+            self._bus.consume(tool_queue(tool), consumer=self.name, credit=self._slots) as consumer,
+            anyio.create_task_group() as calls,
+            anyio.create_task_group() as taking,
         ):
-            await self._take_all(consumer, tool, tasks)
+            taking.start_soon(self._take_all, consumer, tool, calls)
+            await self._draining.wait()
+            taking.cancel_scope.cancel()
 
-    async def _take_all(self, consumer: Consumer, tool: str, tasks: anyio.abc.TaskGroup) -> None:
+    async def _take_all(self, consumer: Consumer, tool: str, calls: TaskGroup) -> None:
         while True:
-            tasks.start_soon(self._answer, await consumer.take(), tool)
+            calls.start_soon(self._answer, await consumer.take(), tool)
 
     async def _answer(self, delivery: Delivery, tool: str) -> None:
         if not isinstance(delivery.event.data, ToolCalled):
@@ -87,12 +117,12 @@ class ToolWorker:
         event = delivery.event
         self._running[tool] += 1
         try:
-            with telemetry.about(episode=event.episode_id, run=event.run_id, worker=self._name):
+            with telemetry.about(episode=event.episode_id, run=event.run_id, worker=self.name):
                 answer = await answer_call(
-                    event, self._tools[tool], source=f"{tool}/{self._name}", known=self._tools
+                    event, self._tools[tool], source=f"{tool}/{self.name}", known=self._tools
                 )
             reply = partial(self._bus.reply, event, answer)
-            await when_there_is_room(reply, who=f"{tool}/{self._name}")
+            await when_there_is_room(reply, who=f"{tool}/{self.name}")
             await delivery.ack()
         except EventError as error:  # an answer that no log can hold
             await try_again(delivery, error)

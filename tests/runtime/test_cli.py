@@ -50,10 +50,12 @@ from aworld_runtime.events import (
     RunStarted,
     RunTakenOver,
     StepFinished,
+    ToolCalled,
+    ToolReturned,
     utc_now,
 )
-from aworld_runtime.messages import Task
-from aworld_runtime.names import episode_log, run_log
+from aworld_runtime.messages import Task, ToolCall
+from aworld_runtime.names import episode_log, run_log, tool_queue
 from aworld_runtime.runtime import Runtime, run_sync
 from aworld_runtime.store.base import EpisodeRecord, RunRecord
 from aworld_runtime.store.open import open_store
@@ -684,11 +686,47 @@ async def test_second_signal_ends_a_worker_at_once(project: Path, bus_url: str) 
             )
             running.send_signal(signal.SIGINT)
             log = project / "worker.log"
-            await wait_until(lambda: "draining 1 episodes" in log.read_text(), 10, "it drains")
+            await wait_until(lambda: "draining 1 in hand" in log.read_text(), 10, "it drains")
             assert running.poll() is None
             running.send_signal(signal.SIGINT)
             assert running.wait(10) == 130
             assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times, code", [(1, 0), (2, 130)])
+async def test_a_worker_of_tools_ends_its_calls_at_a_signal_and_leaves_at_the_second(
+    project: Path, bus_url: str, times: int, code: int
+) -> None:
+    (project / "late.py").write_text(
+        "from pathlib import Path\n"
+        "import anyio\n"
+        "async def late() -> str:\n"
+        "    Path('called').touch()\n"
+        "    while not Path('go').exists():\n"
+        "        await anyio.sleep(0.02)\n"
+        "    return 'done'\n"
+    )
+    call = ToolCalled(call=ToolCall(id="c", name="late"))
+    called = Event.of(call, source="solver/1", episode_id="e", trust="model")
+    arguments = ("--slots", "0", "--tools", "late:late", "--bus", bus_url)
+    async with open_bus(bus_url) as bus, bus.mailbox(episode_log("e")) as mail:
+        with worker(*arguments, cwd=project) as running:
+            await bus.put(tool_queue("late"), called)
+            await wait_until((project / "called").exists, 10, "the tool is called")
+            running.send_signal(signal.SIGTERM)
+            log = project / "worker.log"
+            await wait_until(lambda: "draining 1 in hand" in log.read_text(), 10, "it drains")
+            await bus.put(tool_queue("late"), called.model_copy(update={"id": "later"}))
+            if times == 2:
+                running.send_signal(signal.SIGTERM)
+            else:
+                (project / "go").touch()
+                (answer,) = await anext(mail)
+                assert answer.event.data == ToolReturned(name="late", content="done")
+            assert await to_thread.run_sync(running.wait, 10) == code
+        assert "Traceback" not in log.read_text()
+        assert await bus.backlog(tool_queue("late")) == times
 
 
 @pytest.mark.slow
