@@ -71,6 +71,8 @@ class Archiver:
         self.name = name
         self.incidents: dict[str, AWorldError] = {}
         """Logs that could not be archived, and why."""
+        self.archived = 0
+        """Events that it has written to the store."""
         self.feed_id: str | None = None
         """The feed it follows; None before it has begun."""
         self.cursor = "0"
@@ -246,6 +248,7 @@ class Archiver:
             if log not in self._known:
                 await self._expect_record(log, events[0])
             await self._persist(lambda events=events: self._store.put_events(log, events))
+            self.archived += len(events)
             telemetry.ARCHIVED.add(len(events))
             await self._project(log, events)
             first = events[-1].seq + 1

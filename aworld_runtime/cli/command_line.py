@@ -72,6 +72,9 @@ COMMANDS = {
     "resume": Command("aworld_runtime.cli.control:resume", "let paused episodes go on"),
     "nodes": Command("aworld_runtime.cli.nodes:run", "list who is on the bus"),
     "worker": Command("aworld_runtime.cli.worker:run", "run episodes and tools for a bus"),
+    "archive": Command(
+        "aworld_runtime.cli.archive:run", "store what happens on a bus, and tidy it"
+    ),
     "dead-letter": Command("aworld_runtime.cli.dead_letter:run", "see to events that failed"),
     "acl": Command("aworld_runtime.cli.acl:run", "make users for the bus's server, one a role"),
     "verify": Command("aworld_runtime.cli.verify:run", "compare what the bus and the store hold"),

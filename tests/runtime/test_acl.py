@@ -19,12 +19,20 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from aworld_runtime import Agent, cli
 from aworld_runtime.archive.archiver import Archiver
+from aworld_runtime.archive.janitor import Janitor
+from aworld_runtime.archive.lost import put_back, say_restored
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.redis.acl import ROLES, acl_file, users
 from aworld_runtime.bus.redis.keys import Keys, Patterns
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import AccessDeniedError, ConfigError
-from aworld_runtime.events import EpisodeRequested, Event, MessagePosted, ToolReturned
+from aworld_runtime.events import (
+    EpisodeFinished,
+    EpisodeRequested,
+    Event,
+    MessagePosted,
+    ToolReturned,
+)
 from aworld_runtime.messages import Task, ToolCall
 from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, tool_queue
@@ -150,6 +158,40 @@ async def test_a_process_that_serves_tools_alone_needs_no_more_than_a_tools_user
         await process.stop(grace=0)
 
 
+async def test_an_archiver_and_its_janitor_need_no_more_than_an_archivers_user(
+    as_role: As, tmp_path: Path
+) -> None:
+    ended = Event.of(EpisodeFinished(answer="x" * 100_000), source="worker/w", episode_id="over")
+    lost = Event.of(
+        EpisodeRequested(task=Task(id="t", prompt="?"), program="m:a"), source="r/1", episode_id="l"
+    )
+    async with (
+        open_bus(as_role("archiver")) as bus,
+        open_bus(as_role("worker")) as workers,
+        open_store(f"sqlite:///{tmp_path}/store.db") as store,
+        Archiver(bus, store) as archiver,
+        anyio.create_task_group() as tasks,
+    ):
+        janitor = Janitor(bus, store, archiver, retire_after_s=0, restore_after_s=6)
+        tasks.start_soon(janitor.run)
+        await workers.append(episode_log("over"), 0, [note(), ended])
+        await archiver.drain()
+
+        async def is_retired() -> bool:
+            return len(await bus.read(episode_log("over"))) == 1
+
+        await wait_until(is_retired, description="the log that is over freed")
+        assert (await bus.read(episode_log("over")))[0].data == ended.data
+        # As where the server has lost an episode.
+        known = [lost.at(1), note().at(2)]
+        assert await put_back(bus, episode_log("l"), known) == 2
+        assert await say_restored(bus, episode_log("l"), 2, lost, source="janitor/a")
+        await bus.put(EPISODES_QUEUE, lost)
+        async with workers.consume(EPISODES_QUEUE, consumer="w") as consumer:
+            await (await consumer.take()).ack()
+        tasks.cancel_scope.cancel()
+
+
 async def take(bus: Bus, queue: str) -> None:
     async with bus.consume(queue, consumer="c") as consumer:
         await consumer.take()
@@ -168,25 +210,25 @@ async def follow(bus: Bus) -> None:
 Deed = Callable[[Bus], Awaitable[object]]
 FORBIDDEN: dict[str, tuple[Sequence[str], Deed]] = {
     "append": (
-        (TOOL, "archiver", "operator", "observer"),
+        (TOOL, "operator", "observer"),
         lambda bus: bus.append("log", 0, [note()]),
     ),
     "restore a log": (
-        (TOOL, "archiver", "operator", "observer"),
+        (TOOL, "operator", "observer"),
         lambda bus: bus.restore("log", [note().at(1)]),
     ),
     "free a log": (
-        (TOOL, "archiver", "operator", "observer", "worker"),
+        (TOOL, "operator", "observer", "worker"),
         lambda bus: bus.unlink("log"),
     ),
     "read a log": ((TOOL,), lambda bus: bus.read("log")),
     "follow the feed": ((TOOL, "worker"), follow),
     "trim the feed": (
-        (TOOL, "archiver", "operator", "observer", "worker"),
+        (TOOL, "operator", "observer", "worker"),
         lambda bus: bus.trim_feed("1-1"),
     ),
     "request an episode": (
-        (TOOL, "archiver", "operator", "observer"),
+        (TOOL, "operator", "observer"),
         lambda bus: bus.put(EPISODES_QUEUE, note()),
     ),
     "take an episode": (

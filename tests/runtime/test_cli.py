@@ -124,7 +124,7 @@ def test_help_is_quick_names_every_command_and_imports_nothing_heavy(tmp_path: P
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
     assert done.returncode == 0
-    for command in ("run", "train", "runs", "log", "replay", "worker", "doctor"):
+    for command in ("run", "train", "runs", "log", "replay", "worker", "archive", "doctor"):
         assert re.search(rf"^  {command} +\w", done.stdout, re.MULTILINE)
     code = "import sys; from aworld_runtime import cli; cli.main(['--help']);"
     code += "print(sorted({'pydantic', 'torch', 'redis', 'anyio'} & set(sys.modules)))"
@@ -134,7 +134,9 @@ def test_help_is_quick_names_every_command_and_imports_nothing_heavy(tmp_path: P
     assert loaded.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", ["run", "runs", "log", "replay", "worker", "nodes", "train"])
+@pytest.mark.parametrize(
+    "command", ["run", "runs", "log", "replay", "worker", "archive", "nodes", "train"]
+)
 def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         cli.main([command, "--help"])
@@ -161,6 +163,7 @@ def test_version_names_the_code(capsys: pytest.CaptureFixture[str]) -> None:
         (["log", "last"], "nothing has run here yet"),
         (["nodes"], "memory://' is inside one process"),
         (["worker"], "memory://' is inside one process"),
+        (["archive"], "memory://' is inside one process"),
         (["cancel", "last"], "memory://' is inside one process"),
         (["worker", "--slots", "0"], "--slots 0: expected 1 or more"),
         (["replay", "x", "--all"], "one of them"),

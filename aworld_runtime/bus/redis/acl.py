@@ -3,7 +3,7 @@
     worker            runs episodes: all logs and mail, the queue of episodes; calls of tools, broadcasts
     trainer           requests episodes and follows them, for training or `aworld run`; archives, cleans up
     tool:NAME         takes the calls of this tool and answers them by mail to episodes; reads no log and appends to none
-    archiver          reads logs and the feed
+    archiver          `aworld archive`: reads logs and the feed, frees what is over, puts back what was lost
     operator          an observer who sends mail (cancel, pause, resume) and settles dead letters
     observer          reads logs, queues and who is there
 
@@ -117,7 +117,6 @@ def _rules(keys: Patterns, role: str) -> list[Rule]:
 
 def _worker(keys: Patterns) -> list[Rule]:
     log = keys.log(ANY)
-    staging = keys.staging(ANY, ANY)
     mail, readable = [log.mail, log.control], [key for key in log if key != log.feed]
     return [
         *_consumes(keys.queue(EPISODES_QUEUE)),
@@ -127,11 +126,8 @@ def _worker(keys: Patterns) -> list[Rule]:
         *_announces(keys),
         *_looks_at_nodes(keys),
         *_broadcasts(keys),
-        # Logs: append, and restore what the server lost.
-        Rule("evalsha", both=[*log, staging]),
+        *_writes_logs(keys),
         Rule("xlen xrange xrevrange xread ttl xinfo|stream hmget", read=readable),
-        Rule("xadd hsetnx expire persist", write=[*log, staging]),
-        Rule("rename unlink", both=[staging, log.log]),
         Rule("xdel", write=mail),
         Rule("publish subscribe", channels=[log.log, *mail]),
         Rule("get", read=[keys.feed_id]),
@@ -159,10 +155,18 @@ def _trainer(keys: Patterns) -> list[Rule]:
 
 
 def _archiver(keys: Patterns) -> list[Rule]:
+    log = keys.log(ANY)
     return [
         *_reads_logs(keys),
+        *_writes_logs(keys),
+        *_puts(keys, EPISODES_QUEUE),
         *_announces(keys),
         *_looks_at_nodes(keys),
+        Rule("ttl", read=_without_mail(keys)),
+        Rule("publish", channels=[log.log]),
+        # Logs that are over go, with their mail; so does what all have read of the feed.
+        Rule("unlink xtrim pexpire hset", write=[*log]),
+        Rule("hget", read=[log.blobs]),
         Rule("get set", both=[keys.feed_id]),
     ]
 
@@ -239,6 +243,16 @@ def _reads_logs(keys: Patterns) -> list[Rule]:
         Rule("xlen xrange xrevrange xread xinfo|stream hmget", read=_without_mail(keys)),
         Rule("exists", read=[log.feed, log.log]),
         Rule("subscribe psubscribe", channels=[log.log, keys.logs]),
+    ]
+
+
+def _writes_logs(keys: Patterns) -> list[Rule]:
+    """Appends, and puts back what the server lost."""
+    log, staging = keys.log(ANY), keys.staging(ANY, ANY)
+    return [
+        Rule("evalsha", both=[*log, staging]),
+        Rule("xadd hsetnx expire persist", write=[*log, staging]),
+        Rule("rename unlink", both=[staging, log.log]),
     ]
 
 
