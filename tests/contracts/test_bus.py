@@ -232,6 +232,58 @@ async def test_a_part_of_a_log_can_be_read(bus: Bus) -> None:
     assert await bus.read("log", 7) == []
 
 
+MANY = "abcdefghijklmnopqrstuvwxyz"
+"""So many events appended at once share what a backend keeps them in."""
+
+
+@pytest.mark.parametrize("start", [1, 2, 13, 26, 27, 28, 29])
+async def test_many_events_appended_at_once_are_read_and_followed_from_any_of_them(
+    bus: Bus, start: int
+) -> None:
+    await append_all(bus, "log", notes(*MANY), notes("1"), notes("2"))
+    expected = [*MANY, "1", "2"][start - 1 :]
+    assert texts(await bus.read("log", start)) == expected
+    assert texts(await bus.read("log", start, limit=3)) == expected[:3]
+    assert [event.seq for event in await bus.read("log", start)] == [*range(start, 29)]
+    async with bus.tail("log", start) as tail:
+        await bus.append("log", 28, notes(*MANY))
+        assert texts(await first(tail, len(expected) + 26)) == [*expected, *MANY]
+
+
+@pytest.mark.parametrize("expected_seq", [0, 1, 2, 3, 25, 27, 40])
+@pytest.mark.parametrize("number", [1, 26])
+async def test_an_append_between_events_that_were_appended_at_once_is_fenced(
+    bus: Bus, expected_seq: int, number: int
+) -> None:
+    await bus.append("log", 0, notes(*MANY))
+    with pytest.raises(Fenced, match="log"):
+        await bus.append("log", expected_seq, notes(*MANY[:number]))
+    assert texts(await bus.read("log")) == list(MANY)
+    assert await bus.append("log", 26, notes(*MANY[:number])) == 26 + number
+
+
+async def test_an_acknowledgement_between_events_that_were_appended_at_once_is_fenced(
+    bus: Bus,
+) -> None:
+    await append_all(bus, "log", notes(*MANY), notes("1"))
+    await bus.send_mail("log", note("mail"))
+    async with bus.mailbox("log") as box:
+        (mail,) = await anext(box)
+        with pytest.raises(Fenced):
+            await bus.append("log", 2, [], acks=[mail])
+    async with bus.mailbox("log") as box:
+        assert mail_texts(await anext(box)) == ["mail"]
+
+
+async def test_of_many_events_appended_at_once_unlink_leaves_the_last(bus: Bus) -> None:
+    await bus.append("log", 0, notes(*MANY))
+    await bus.unlink("log", last=25)
+    assert texts(await bus.read("log")) == list(MANY)
+    await bus.unlink("log", last=26)
+    (left,) = await bus.read("log")
+    assert (left.seq, text_of(left)) == (26, "z")
+
+
 async def test_logs_do_not_mix(bus: Bus) -> None:
     await append_all(bus, "one", notes("a"), notes("b"))
     await append_all(bus, "two", notes("c"))

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import cast
 
@@ -25,7 +26,7 @@ from aworld_runtime.bus.base import DEAD_MAIL, NodeInfo
 from aworld_runtime.bus.redis import RedisBus
 from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.consumer import READ_MOST
-from aworld_runtime.bus.redis.entries import BODY
+from aworld_runtime.bus.redis.entries import BODY, PACKED_BYTES, SIZES
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.link import BATCH_CALLS
 from aworld_runtime.bus.server import PrivateServer
@@ -34,6 +35,7 @@ from aworld_runtime.errors import (
     BusUnavailableError,
     ConfigError,
     Fenced,
+    MalformedEventError,
     MissingBlobError,
     ProcessError,
 )
@@ -412,6 +414,48 @@ async def test_large_content_is_kept_once_beside_its_log_and_freed_with_it(
         assert 0 < await admin.ttl(keys.blobs) == await admin.ttl(keys.log)
         await bus.unlink("log", keep_s=0)
         assert not await admin.exists(keys.blobs)
+
+
+async def test_events_appended_at_once_share_entries_of_bounded_size(server: PrivateServer) -> None:
+    keys = Keys("aworld").log("log")
+    sizes = [1, *[2000] * 20, PACKED_BYTES, 3, 4]
+    events = [note(f"{seq:06d}" * (size // 6 + 1)) for seq, size in enumerate(sizes)]
+    async with open_bus(server.url) as bus, Redis.from_url(server.url) as admin:
+        await bus.append("log", 0, events)
+        await bus.append("log", len(events), [note("alone")])
+        kept = cast("list[tuple[bytes, dict[bytes, bytes]]]", await admin.xrange(keys.log))
+        shared = [len(fields[SIZES].split()) if SIZES in fields else 1 for _, fields in kept]
+        assert sum(shared) == len(events) + 1
+        assert len(shared) < 10
+        for (entry_id, fields), number in zip(kept, shared, strict=True):
+            assert len(fields[BODY]) <= PACKED_BYTES or number == 1, entry_id
+        assert [int(entry_id.split(b"-")[0]) for entry_id, _ in kept] == [*accumulate(shared)]
+        assert [event.id for event in await bus.read("log", limit=24)] == [e.id for e in events]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {BODY: b"{}{}", SIZES: b"2 3"},
+        {BODY: b"{}{}", SIZES: b"2 x"},
+        {BODY: b"{}{}", SIZES: b"-2 6"},
+        {b"x": b"{}"},
+        {SIZES: b"1"},
+    ],
+    ids=str,
+)
+async def test_a_damaged_entry_of_a_log_is_a_clear_error(
+    server: PrivateServer, fields: dict[bytes, bytes]
+) -> None:
+    async with open_bus(server.url) as bus, Redis.from_url(server.url) as admin:
+        await bus.append("log", 0, [note("one")])
+        await admin.xadd(Keys("aworld").log("log").log, {**fields}, id="3-0")
+        assert len(await bus.read("log", limit=1)) == 1
+        with pytest.raises(MalformedEventError, match="entry 3-0 of log 'log' is damaged"):
+            await bus.read("log")
+        async with bus.tail("log", 2) as tail:
+            with pytest.raises(MalformedEventError, match="entry 3-0 of log 'log' is damaged"):
+                await anext(tail)
 
 
 async def test_content_of_a_refused_append_does_not_stay(server: PrivateServer) -> None:

@@ -145,7 +145,8 @@ async def test_unsigned_mail_is_a_dead_letter(url: str) -> None:
 async def test_an_entry_of_a_log_that_was_written_over_moved_or_copied_is_named(url: str) -> None:
     keys = Keys(url.partition("namespace=")[2])
     async with open_bus(url, keys=[MASTER]) as bus, Redis.from_url(url.partition("?")[0]) as redis:
-        await bus.append("log", 0, [note("one"), note("two")])
+        for seq, text in enumerate(("one", "two")):
+            await bus.append("log", seq, [note(text)])
         await bus.append("other", 0, [note("three")])
         entries = cast("list[tuple[bytes, Any]]", await redis.xrange(keys.log("log").log))
         first = entries[0][1]

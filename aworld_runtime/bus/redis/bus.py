@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -37,13 +37,21 @@ from aworld_runtime.bus.redis.cluster import SHARDS, ClusterLink
 from aworld_runtime.bus.redis.codec import Codec
 from aworld_runtime.bus.redis.consumer import RedisConsumer, Services
 from aworld_runtime.bus.redis.dead import DeadLetters
-from aworld_runtime.bus.redis.entries import BODY, Entry, entries, position
+from aworld_runtime.bus.redis.entries import (
+    BODY,
+    Entry,
+    Kept,
+    entries,
+    position,
+    seq_of,
+    unpacked,
+)
 from aworld_runtime.bus.redis.feed import FeedReader
 from aworld_runtime.bus.redis.follow import SWEEP_S, Follows
 from aworld_runtime.bus.redis.hearers import Listener, Waiting
 from aworld_runtime.bus.redis.heartbeat import Heartbeat
 from aworld_runtime.bus.redis.hints import Hints
-from aworld_runtime.bus.redis.keys import Keys, LogKeys
+from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.link import SILENT_S, Link, ServerLink
 from aworld_runtime.bus.redis.readers import Mailbox, Tail
 from aworld_runtime.bus.redis.scripts import SCRIPTS, logs, nodes, queues
@@ -66,8 +74,10 @@ from aworld_runtime.signatures import Signer
 
 logger = logging.getLogger(__name__)
 
-READ_BATCH = 256
-"""Events in one reply: a long log must not keep the others' calls waiting."""
+READ_BATCH = 64
+"""Entries of a log in one reply: a long one must not keep the others' calls waiting."""
+RESTORE_BATCH = 256
+"""Events of a log put back at once."""
 
 
 class RedisBus:
@@ -174,7 +184,8 @@ class RedisBus:
             reply = await self._link.call(
                 b"XRANGE", keys.log, f"{position}-0", b"+", b"COUNT", str(count)
             )
-            events += await self._events(log, entries(reply))
+            kept = [k for e in entries(reply) for k in unpacked(log, e) if k.seq >= position]
+            events += await self._events(log, kept[: limit - len(events)])
             if len(reply) < count:
                 if events and not reply and await self.last_seq(log) < position - 1:
                     # The server lost the log between two pages: the first ones alone would pass for all of it.
@@ -186,13 +197,14 @@ class RedisBus:
     async def last_seq(self, log: str) -> int:
         key = self._keys.log(log).log
         reply = await self._link.call(b"XREVRANGE", key, b"+", b"-", b"COUNT", b"1")
-        return _seq(reply[0][0]) if reply else 0
+        return seq_of(reply[0][0]) if reply else 0
 
     @asynccontextmanager
     async def tail(self, log: str, start: int = 1) -> AsyncGenerator[AsyncIterator[Event]]:
-        after = f"{max(start, 1) - 1}-0".encode()
+        start = max(start, 1)
+        after = f"{start - 1}-0".encode()
         with self._follows.following(self._keys.log(log).log, after=after) as follower:
-            yield Tail(follower, partial(self._events, log))
+            yield Tail(follower, log, start, self._events)
 
     async def restore(self, log: str, events: Sequence[Event]) -> None:
         if not events:
@@ -204,8 +216,8 @@ class RedisBus:
             if ours is None or not there or (there[0].seq, there[0].id) != (last, ours.id):
                 return
         staging, keys = self._keys.staging(log, new_id()), self._keys.log(log)
-        for begin in range(0, len(events), READ_BATCH):
-            batch = events[begin : begin + READ_BATCH]
+        for begin in range(0, len(events), RESTORE_BATCH):
+            batch = events[begin : begin + RESTORE_BATCH]
             blobs: list[Blob] = []
             bodies = [
                 self._codec.encode_in_log(event, log, seq, blobs)
@@ -466,22 +478,13 @@ class RedisBus:
             return
         telemetry.DEAD.add()
 
-    async def _blobs(self, keys: LogKeys, entries: Sequence[Entry]) -> Mapping[str, bytes]:
-        """The large content of these entries of a log."""
-        wanted = references(fields[1] for _, fields in entries)
-        return await logs.blobs_of(self._link, keys, wanted) if wanted else NONE
-
-    async def _events(self, log: str, entries: Sequence[Entry]) -> list[Event]:
-        """What these entries of a log are."""
-        seqs = [_seq(entry_id) for entry_id, _ in entries]
-        opened = [
-            self._codec.opened(entry, log, seq) for entry, seq in zip(entries, seqs, strict=True)
-        ]
-        blobs = await self._blobs(self._keys.log(log), opened)
-        decode = self._codec.decode_opened
-        return [
-            decode(fields[1], seq, blobs) for (_, fields), seq in zip(opened, seqs, strict=True)
-        ]
+    async def _events(self, log: str, kept: Sequence[Kept]) -> list[Event]:
+        """What is kept in a log, with its large content."""
+        opened = [self._codec.opened(one, log) for one in kept]
+        wanted = references(one.body for one in opened)
+        keys = self._keys.log(log)
+        blobs = await logs.blobs_of(self._link, keys, wanted) if wanted else NONE
+        return [self._codec.decode_opened(one, blobs) for one in opened]
 
     def _mail_event(self, body: bytes, log: str) -> Event:
         return self._codec.decode(body, codec.mail(log))
@@ -493,7 +496,3 @@ def _forks_at(expected_seq: int, events: Sequence[Event]) -> bool:
         return False
     first = events[0].data
     return isinstance(first, EpisodeForked) and first.at == expected_seq
-
-
-def _seq(entry_id: bytes) -> int:
-    return int(entry_id.partition(b"-")[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aworld_runtime.bus.base import DEAD_MAIL
-from aworld_runtime.bus.redis.entries import Entry
+from aworld_runtime.bus.redis.entries import Kept
 from aworld_runtime.errors import ForgedEventError
 from aworld_runtime.events import Event, Registry
 from aworld_runtime.names import tool_of_queue
@@ -86,25 +86,25 @@ class Codec:
             )
         return event
 
-    def opened(self, entry: Entry, log: str, seq: int) -> Entry:
-        """An entry of a log without its signature.
+    def opened(self, kept: Kept, log: str) -> Kept:
+        """An event of a log without its signature.
 
         Raises:
             ForgedEventError: the signature is missing or wrong; names log and seq.
         """
-        entry_id, fields = entry
-        if self._signer is None and fields[1][:1] != SIGNED:
-            return entry
+        seq, body = kept
+        if self._signer is None and body[:1] != SIGNED:
+            return kept
         try:
-            inner, signer = self._verified(fields[1], _in_log(log, seq))
+            inner, signer = self._verified(body, _in_log(log, seq))
             if signer:
                 raise ForgedEventError(f"it is signed as role {signer!r}, which owns no log")
         except ForgedEventError as error:
             raise ForgedEventError(f"log {log!r}, seq {seq}: {error}") from None
-        return entry_id, [fields[0], inner, *fields[2:]]
+        return Kept(seq, inner)
 
-    def decode_opened(self, body: bytes, seq: int, blobs: Mapping[str, bytes]) -> Event:
-        return self._registry.decode(body, seq=seq, blobs=blobs)
+    def decode_opened(self, kept: Kept, blobs: Mapping[str, bytes]) -> Event:
+        return self._registry.decode(kept.body, seq=kept.seq, blobs=blobs)
 
     def _verified(self, body: bytes, place: str) -> tuple[bytes, str]:
         if self._signer is not None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
 from aworld_runtime.bus.base import Mail
-from aworld_runtime.bus.redis.entries import Entry
+from aworld_runtime.bus.redis.entries import Entry, Kept, unpacked
 from aworld_runtime.bus.redis.follow import Follower
 from aworld_runtime.errors import EventError
 from aworld_runtime.events import Event
@@ -22,21 +22,29 @@ class Tail:
     def __init__(
         self,
         follower: Follower,
-        decode: Callable[[Sequence[Entry]], Awaitable[Sequence[Event]]],
+        log: str,
+        start: int,
+        decode: Callable[[str, Sequence[Kept]], Awaitable[Sequence[Event]]],
     ) -> None:
         self._follower = follower
+        self._log = log
+        self._start = start
         self._decode = decode
-        self._read: deque[Entry] = deque()
+        self._entries: deque[Entry] = deque()
+        self._read: deque[Kept] = deque()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Event:
-        if not self._read:
-            _, entries = await self._follower.next()
-            self._read.extend(entries)
+        while not self._read:
+            if not self._entries:
+                _, entries = await self._follower.next()
+                self._entries.extend(entries)
+            kept = unpacked(self._log, self._entries.popleft())
+            self._read.extend(one for one in kept if one.seq >= self._start)
         try:
-            (event,) = await self._decode([self._read[0]])
+            (event,) = await self._decode(self._log, [self._read[0]])
         except EventError:
             self._read.popleft()
             raise

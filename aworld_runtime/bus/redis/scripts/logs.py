@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
 from aworld_runtime.bus.base import Mail
+from aworld_runtime.bus.redis.entries import packed
 from aworld_runtime.bus.redis.keys import LogKeys
 from aworld_runtime.bus.redis.link import Link, Script
 from aworld_runtime.bus.redis.wire import Argument
@@ -16,44 +17,54 @@ STAGING_TTL_S = 300
 BLOBS_BYTES = 8 * 1024 * 1024
 """Content in one reply."""
 
+_ADD = """
+local function add(log, seq, from, to)
+  while from <= to do
+    local events, fields = ARGV[from], ARGV[from + 1]
+    local added = redis.pcall('XADD', log, seq + events .. '-0', unpack(ARGV, from + 2, from + 1 + fields))
+    if added.err then return added end
+    seq, from = seq + events, from + 2 + fields
+  end
+end
+"""
+"""Adds the entries in a range of the arguments after an event of a log; what went wrong, if anything."""
+
 _APPEND = Script(
-    """
+    _ADD
+    + """
 local function last_seq(log)
   return string.match(redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1][1], '%d+') + 0
 end
 local results, a = {}, 1
 for k = 1, #KEYS, 5 do
   local log, mail, control = KEYS[k], KEYS[k + 1], KEYS[k + 2]
-  local name, expected, bodies, acks = ARGV[a], ARGV[a + 1] + 0, ARGV[a + 2] + 0, ARGV[a + 3] + 0
-  local fork, first = ARGV[a + 4] == '1', a + 5
-  a = first + bodies + acks
-  -- A log that begins at 1 is as long as its last seq. A fork's is longer than that says: look.
+  local name, expected, fork, events = ARGV[a], ARGV[a + 1] + 0, ARGV[a + 2] == '1', ARGV[a + 3] + 0
+  local ack, first = a + 6, a + 6 + ARGV[a + 4]
+  a = first + ARGV[a + 5]
+  -- A log that begins at 1 and holds each event by itself is as long as its last seq. Others are shorter: look.
   local last = redis.call('XLEN', log)
   local retired = last == 1 and redis.call('TTL', log) ~= -1
-  if last ~= expected and last > 0 then last = last_seq(log) end
+  if last > 0 and (last ~= expected or events == 0 or ARGV[first] ~= '1') then last = last_seq(log) end
   local refused = retired or last ~= expected and not (fork and last == 0)
-  for i = 1, refused and 0 or bodies do
-    local added = redis.pcall('XADD', log, (expected + i) .. '-0', 'e', ARGV[first + i - 1])
-    if added.err then
-      -- As long as expected, but a fork: its last seq is higher. Any other error is one.
-      if not (i == 1 and string.find(added.err, 'equal or smaller')) then return added end
-      refused, last = true, last_seq(log)
-      break
-    end
+  local failed = not refused and add(log, expected, first, a - 1)
+  if failed then
+    -- As long as expected, but one of the others. Any other error is one.
+    if not string.find(failed.err, 'equal or smaller') then return failed end
+    refused, last = true, last_seq(log)
   end
   if refused then
     results[#results + 1] = -1 - last
   else
-    if bodies > 0 then
-      redis.call('XADD', KEYS[k + 3], '*', 'a', expected + 1 .. ' ' .. expected + bodies .. ' ' .. name)
+    if events > 0 then
+      redis.call('XADD', KEYS[k + 3], '*', 'a', expected + 1 .. ' ' .. expected + events .. ' ' .. name)
       redis.call('PUBLISH', log, '')
       for i = k + 1, last == 0 and k + 4 or 0 do redis.call('PERSIST', KEYS[i]) end
     end
-    for i = first + bodies, a - 1 do
+    for i = ack, first - 1 do
       local lane, id = string.match(ARGV[i], '^(c?)(.*)$')
       redis.call('XDEL', lane == 'c' and control or mail, id)
     end
-    results[#results + 1] = expected + bodies
+    results[#results + 1] = expected + events
   end
 end
 return results
@@ -77,23 +88,33 @@ def append(
 
     What is left of a retired log, one event that has a TTL, takes no more.
     """
+    added = _added(bodies)
     arguments: list[Argument] = [
         name,
         str(expected_seq),
+        "1" if fork else "0",
         str(len(bodies)),
         str(len(acks)),
-        "1" if fork else "0",
-        *bodies,
+        str(len(added)),
         *(f"c{mail.id}" if mail.lane == "control" else mail.id for mail in acks),
+        *added,
     ]
     return link.run_script(_APPEND, keys, arguments)
 
 
+def _added(bodies: Sequence[bytes]) -> list[Argument]:
+    """The entries of these events, as `_ADD` takes them."""
+    arguments: list[Argument] = []
+    for events, fields in packed(bodies):
+        arguments += (str(events), str(len(fields)), *fields)
+    return arguments
+
+
 _STAGE = Script(
-    f"""
-for i = 2, #ARGV do
-  redis.call('XADD', KEYS[1], (tonumber(ARGV[1]) + i - 2) .. '-0', 'e', ARGV[i])
-end
+    _ADD
+    + f"""
+local failed = add(KEYS[1], ARGV[1] - 1, 2, #ARGV)
+if failed then return failed end
 redis.call('EXPIRE', KEYS[1], {STAGING_TTL_S})
 """,
     adds=True,
@@ -102,7 +123,7 @@ redis.call('EXPIRE', KEYS[1], {STAGING_TTL_S})
 
 async def stage(link: Link, staging: bytes, first_seq: int, bodies: Sequence[bytes]) -> None:
     """Add to a log that is being put together."""
-    await link.run_script(_STAGE, (staging,), (str(first_seq), *bodies))
+    await link.run_script(_STAGE, (staging,), (str(first_seq), *_added(bodies)))
 
 
 _UNSTAGE = Script(
@@ -126,9 +147,11 @@ async def unstage(
 
 _RETIRE = Script(
     """
-local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
-if ARGV[2] ~= '' and ARGV[2] ~= (last and last[1] or '0-0') then return end
-local sha256 = last and string.match(last[2][2], '{"blob":"(%x+)","size":%d+}}$')
+local tail = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+if ARGV[2] ~= '' and ARGV[2] ~= (tail and tail[1] or '0-0') then return end
+local body = tail and tail[2][2]
+if tail and tail[2][4] then body = string.sub(body, -string.match(tail[2][4], '%d+$')) end
+local sha256 = tail and string.match(body, '{"blob":"(%x+)","size":%d+}}$')
 local blob = sha256 and redis.call('HGET', KEYS[2], sha256)
 redis.call('UNLINK', KEYS[1], KEYS[2])
 for i = 3, 4 do
@@ -136,8 +159,8 @@ for i = 3, 4 do
   redis.call('XTRIM', KEYS[i], 'MAXLEN', 0)
   redis.call('EXPIRE', KEYS[i], 1)
 end
-if last and tonumber(ARGV[1]) > 0 then
-  redis.call('XADD', KEYS[1], last[1], unpack(last[2]))
+if tail and tonumber(ARGV[1]) > 0 then
+  redis.call('XADD', KEYS[1], tail[1], 'e', body)
   redis.call('PEXPIRE', KEYS[1], ARGV[1])
   if blob then
     redis.call('HSET', KEYS[2], sha256, blob)
@@ -150,7 +173,6 @@ end
 
 async def retire(link: Link, keys: LogKeys, keep_ms: int, last: int | None) -> None:
     """Free a log, its mail and its blobs but for the log's last event, which gets a TTL; not where that isn't `last`.
-
     Works on a full server, too: it begins by freeing. A new stream for the log, because a trimmed one keeps the
     memory of its last node.
     """
