@@ -56,6 +56,11 @@ def commands(page: Path) -> Iterator[list[str]]:
             yield arguments
 
 
+def test_the_readme_names_every_command() -> None:
+    (listed,) = re.findall(r"`aworld ([^`]* · [^`]*)`", README.read_text())
+    assert set(re.split(r"\s+·\s+", listed)) == set(COMMANDS)
+
+
 @pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.stem)
 def test_every_command_that_a_page_shows_is_understood(page: Path) -> None:
     for name, *arguments in commands(page):
