@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aworld_runtime.cli.shared import (
+    LAST,
     add_bus,
     add_health,
     add_json,
@@ -143,23 +144,37 @@ async def _logs(episode: str | None, bus: Bus | None, store: Store | None) -> li
 
     Raises:
         NotFoundError: there is no such episode.
+        UsageError: several ids begin so.
     """
-    from aworld_runtime.archive.marker import feed_so_far
-    from aworld_runtime.names import episode_log, episode_of_log
+    from aworld_runtime.names import episode_log
 
-    if episode is not None:
-        if bus is not None and await bus.last_seq(episode_log(episode)):
-            return [episode_log(episode)]
-        if store is not None:
-            return [episode_log((await find_episode(store, episode)).id)]
-        raise NotFoundError(f"no episode {episode!r} on the bus: name the store, too, with --store")
-    names: dict[str, None] = {}
-    if bus is not None:
-        names |= {
-            entry.log: None
-            async for entry in feed_so_far(bus)
-            if episode_of_log(entry.log) is not None
-        }
+    if episode is None:
+        names = dict.fromkeys(await _on_bus(bus) if bus else ())
+        names |= dict.fromkeys(await store.logs(episode_log("")) if store else ())
+        return list(names)
+    if bus is not None and await bus.last_seq(episode_log(episode)):
+        return [episode_log(episode)]
     if store is not None:
-        names |= dict.fromkeys(await store.logs(episode_log("")))
+        return [episode_log((await find_episode(store, episode)).id)]
+    found = await _on_bus(bus) if bus else []
+    found = (
+        found[-1:] if episode == LAST else [n for n in found if n.startswith(episode_log(episode))]
+    )
+    if len(found) > 1:
+        raise UsageError(f"{episode!r} begins the ids of {len(found)} episodes on the bus")
+    if not found:
+        raise NotFoundError(
+            f"no episode {episode!r} on the bus, which lets go what is in the store: name that, too, with --store"
+        )
+    return found
+
+
+async def _on_bus(bus: Bus) -> list[str]:
+    """The logs of the episodes that the feed tells of, in the order in which they began."""
+    from aworld_runtime.archive.marker import feed_so_far
+    from aworld_runtime.names import episode_of_log
+
+    names = dict.fromkeys(
+        [entry.log async for entry in feed_so_far(bus) if episode_of_log(entry.log) is not None]
+    )
     return list(names)

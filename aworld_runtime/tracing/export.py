@@ -41,8 +41,12 @@ class Sink(Protocol):
 
     endpoint: str
 
-    async def send(self, spans: Sequence[Span]) -> bool:
-        """Whether it has them now."""
+    async def send(self, spans: Sequence[Span]) -> None:
+        """Returns once it has them.
+
+        Raises:
+            ExportError: it doesn't take them now; says why.
+        """
         ...
 
 
@@ -106,6 +110,8 @@ class Exporter:
     """How long `export` waits for a collector that is away."""
     sent: int = 0
     _known: dict[str, _Followed] = field(default_factory=dict[str, _Followed])
+    _refusal: ExportError | None = None
+    """Why the sink does not take what is being sent."""
 
     async def export(self, log: str) -> None:
         """Send what has ended in an episode's log so far.
@@ -117,10 +123,12 @@ class Exporter:
         with anyio.move_on_after(self.patience_s) as patience:
             await self._send(await self._read(log, followed))
         if patience.cancelled_caught:
+            why = self._refusal or "it does not answer"
             raise ExportError(
-                f"collector {self.sink.endpoint} has not taken the spans of {log} for {self.patience_s:g} s:"
-                " is it there, and does it take OTLP over HTTP?"
+                f"collector {self.sink.endpoint} has not taken the spans of {log} for {self.patience_s:g} s: {why}. Is"
+                " it there, and does it take OTLP over HTTP?"
             )
+        self._expect_whole(log, followed)
 
     async def follow(self, bus: Bus, cursors: CursorFile) -> None:
         """Send the spans of all episodes as they end, from the cursor on; until cancelled."""
@@ -150,14 +158,21 @@ class Exporter:
         except EventError as error:
             logger.error("no spans of %s from event %d on: %s", entry.log, entry.first, error)
             return []
-        if followed.missing or followed.following <= entry.last:
-            logger.warning("%s is no longer whole on the bus: name the store, too", entry.log)
-            followed.missing = 0
+        if followed.following <= entry.last:
+            followed.missing = entry.last
+        self._expect_whole(entry.log, followed)
         if not followed.finished:
             self._known[entry.log] = followed
             if len(self._known) > EPISODES_KNOWN:
                 del self._known[next(iter(self._known))]
         return spans
+
+    def _expect_whole(self, log: str, followed: _Followed) -> None:
+        if followed.missing:
+            logger.warning(
+                "%s is no longer whole on the bus: name the store, too, with --store", log
+            )
+            followed.missing = 0
 
     async def _read(self, log: str, followed: _Followed, last: int | None = None) -> list[Span]:
         """Fold the log up to `last`; the spans that ended there."""
@@ -178,15 +193,24 @@ class Exporter:
         for begin in range(0, len(spans), SPANS_AT_ONCE):
             batch = spans[begin : begin + SPANS_AT_ONCE]
             pause_s = FIRST_PAUSE_S
-            while not await self.sink.send(batch):
-                telemetry.SPANS_REFUSED.add(len(batch))
+            while not await self._taken(batch):
                 if pause_s == FIRST_PAUSE_S:
                     logger.warning(
-                        "collector %s does not take spans yet: is it there, and does it take OTLP over HTTP?"
-                        " They are sent again until it does",
+                        "collector %s does not take spans yet: %s. They are sent again until it does",
                         self.sink.endpoint,
+                        self._refusal,
                     )
                 await anyio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             telemetry.SPANS.add(len(batch))
             self.sent += len(batch)
+
+    async def _taken(self, batch: Sequence[Span]) -> bool:
+        try:
+            await self.sink.send(batch)
+        except ExportError as error:
+            self._refusal = error
+            telemetry.SPANS_REFUSED.add(len(batch))
+        else:
+            self._refusal = None
+        return self._refusal is None

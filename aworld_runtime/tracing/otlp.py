@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from anyio.to_thread import run_sync
 
-from aworld_runtime.errors import ConfigError
+from aworld_runtime.errors import ConfigError, ExportError
 from aworld_runtime.telemetry import INSTALL
 from aworld_runtime.tracing.spans import Span
 from aworld_runtime.urls import shown
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 ANSWER_S = 10.0
 """Seconds that a collector has for one batch; what it refuses for the moment is sent again meanwhile."""
+TOLD = 300
+"""Characters of why it refused a batch."""
 
 
 class Collector:
@@ -44,20 +47,31 @@ class Collector:
         # Without what is different each time: a span that is sent again is the same.
         ours = Resource({"service.name": "aworld", "service.version": code_version()})
         self._resource = ours.merge(OTELResourceDetector().detect())
-        # It tells every refusal with the collector's whole reply; whoever sends says it in a line.
-        logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
+        # It logs each refusal, with tracebacks: whoever sends says it in a line.
+        self._logger = logging.getLogger("opentelemetry.exporter.otlp")
+        self._logger.setLevel(logging.WARNING)
+        self._logger.propagate = False
+        self._heard = Heard()
+        self._logger.addHandler(self._heard)
 
-    async def send(self, spans: Sequence[Span]) -> bool:
-        """Whether the collector has them now."""
+    async def send(self, spans: Sequence[Span]) -> None:
+        """Returns once the collector has them.
+
+        Raises:
+            ExportError: it doesn't take them now; says why.
+        """
         from opentelemetry.sdk.trace.export import SpanExportResult
 
+        self._heard.lines.clear()
         readable = [self._readable(span) for span in spans]
         result = await run_sync(self._exporter.export, readable, abandon_on_cancel=True)
-        return result is SpanExportResult.SUCCESS
+        if result is not SpanExportResult.SUCCESS:
+            raise ExportError(self._heard.lines[0] if self._heard.lines else "it does not say why")
 
     def close(self) -> None:
         """End what is being sent, too."""
         self._exporter.shutdown()
+        self._logger.removeHandler(self._heard)
 
     def _readable(self, span: Span) -> ReadableSpan:
         from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -82,6 +96,17 @@ class Collector:
             end_time=_ns(span.end),
             instrumentation_scope=InstrumentationScope("aworld_runtime.tracing"),
         )
+
+
+class Heard(logging.Handler):
+    """What the exporter logs: the first line about a batch says what the collector, or the network, has against it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=100)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(" ".join(record.getMessage().split())[:TOLD])
 
 
 def _ns(moment: datetime) -> int:

@@ -441,7 +441,9 @@ async def test_episode_is_sent_once_it_is_in_the_store(
     assert len(set(receiver.got)) == len(spans(events))
 
 
-async def test_collector_that_refuses_is_named_when_patience_ends() -> None:
+async def test_collector_that_refuses_is_named_with_its_reason_when_patience_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with open_bus("memory://") as bus:
         program, _, _ = adding_program()
         requested = request_episode()
@@ -449,16 +451,38 @@ async def test_collector_that_refuses_is_named_when_patience_ends() -> None:
         with receiving() as receiver:
             receiver.refuse = True
             with closing(Collector(receiver.url)) as collector:
-                exporter = Exporter(bus, collector, patience_s=0.1)
-                with pytest.raises(ExportError, match=receiver.url):
+                exporter = Exporter(bus, collector, patience_s=1.0)
+                with pytest.raises(ExportError, match=f"{receiver.url} .*400, reason: Bad Request"):
                     await exporter.export(episode_log(requested.episode_id or ""))
     assert exporter.sent == 0
+    assert "does not take spans yet: Failed to export spans batch code: 400" in caplog.text
+
+
+@pytest.mark.slow
+async def test_an_episode_that_the_bus_alone_has_is_found_by_last_and_by_its_beginning(
+    server: PrivateServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, _, _ = adding_program()
+    bus_url = f"{server.url}?namespace=unstored"
+    async with open_bus(bus_url) as bus:
+        first, newest = [await run_episode(bus, request_episode(), program) for _ in range(2)]
+    with receiving() as receiver:
+        flags = ("otel", "--bus", bus_url, "--endpoint", receiver.url, "--episode")
+        for which, events in (("last", newest), ((first[0].episode_id or "")[:-1], first)):
+            receiver.got.clear()
+            assert await run_sync(main, [*flags, which]) == 0
+            sent = {(f"{s.trace_id:032x}", f"{s.span_id:016x}") for s in spans(events)}
+            assert set(receiver.got) == sent
+        capsys.readouterr()
+        for which, told in (("nope", "with --store"), ("0", "begins the ids of 2 episodes")):
+            assert await run_sync(main, [*flags, which]) == 2
+            assert told in capsys.readouterr().err
 
 
 async def test_span_arrives_with_its_parent_times_and_moments() -> None:
     log = one_agent()
     with receiving() as receiver, closing(Collector(receiver.url)) as collector:
-        assert await collector.send(spans(log.finished()))
+        await collector.send(spans(log.finished()))
     *_, agent, whole = receiver.spans
     assert (whole.name, whole.kind, whole.parent_span_id) == (
         "invoke_workflow my.agents:solver",
