@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from aworld_runtime.chaos.checker import FINISHED, TAKEN_OVER, Evidence
 from aworld_runtime.chaos.history import Operation
 from aworld_runtime.chaos.plan import KINDS
+from aworld_runtime.names import EPISODES_QUEUE, episode_log, episode_of_log
 
 DEATHS = ("worker_killed", "worker_stopped")
 SETTLED_S = 1.0
@@ -18,23 +19,23 @@ SETTLED_S = 1.0
 
 def takeovers(evidence: Evidence) -> list[float]:
     """Seconds from each death to each `episode.taken_over` of the dead worker's episodes, shortest first."""
-    appends = [op for op in evidence.calls["append"] if op.outcome == "ok" and op.ended is not None]
-    taken_over: dict[str, list[Operation]] = defaultdict(list)
-    mine: dict[str, list[Operation]] = defaultdict(list)
-    for op in sorted(appends, key=lambda op: op.began):
-        mine[op.process].append(op)
-        if TAKEN_OVER in op.types:
-            taken_over[op.target].append(op)
     deaths = sorted((b.began, b.target) for b in evidence.blows if b.kind in DEATHS)
-    dead = {target: began for began, target in deaths}
+    claims = _claims(evidence)
     times: list[float] = []
-    for died, worker in deaths:
-        for log in _owned(mine.get(worker, ()), died):
-            after = [op for op in taken_over[log] if op.began > died and op.process != worker]
-            if after and after[0].ended is not None:
-                since = _last_claim_lost(evidence, log, dead, died, after[0])
-                if not _outage(evidence, since, after[0].ended):
-                    times.append(after[0].ended - since)
+    for log, appends in _appends(evidence).items():
+        for died, worker in deaths:
+            done = bisect_right(appends, died, key=lambda op: op.began)
+            if (
+                not done
+                or appends[done - 1].process != worker
+                or FINISHED in appends[done - 1].types
+            ):
+                continue  # it wasn't the owner then
+            heirs = [op for op in appends[done:] if TAKEN_OVER in op.types and op.process != worker]
+            if heirs and heirs[0].ended is not None:
+                since = _last_claim_lost(claims[log], deaths, died, heirs[0].began)
+                if not _outage(evidence, since, heirs[0].ended):
+                    times.append(heirs[0].ended - since)
     return sorted(times)
 
 
@@ -43,23 +44,30 @@ def p99(times: Sequence[float]) -> float | None:
     return times[min(math.ceil(0.99 * len(times)), len(times)) - 1] if times else None
 
 
-def _owned(appends: Sequence[Operation], at: float) -> list[str]:
-    """Logs whose owner the process was then: it had appended to them, and not their end."""
-    done = bisect_right([op.began for op in appends], at)
-    last = {op.target: op for op in appends[:done] if op.target.startswith("episode:")}
-    return [log for log, op in last.items() if FINISHED not in op.types]
+def _appends(evidence: Evidence) -> dict[str, list[Operation]]:
+    """What was appended to each episode's log, in order."""
+    appends: dict[str, list[Operation]] = defaultdict(list)
+    for op in sorted(evidence.calls["append"], key=lambda op: op.began):
+        if op.outcome == "ok" and episode_of_log(op.target):
+            appends[op.target].append(op)
+    return appends
+
+
+def _claims(evidence: Evidence) -> dict[str, list[Operation]]:
+    """By an episode's log, who took the episode from the queue."""
+    claims: dict[str, list[Operation]] = defaultdict(list)
+    for op in evidence.calls["take"]:
+        for episode in op.episodes if op.target == EPISODES_QUEUE else ():
+            claims[episode_log(episode)].append(op)
+    return claims
 
 
 def _last_claim_lost(
-    evidence: Evidence, log: str, dead: Mapping[str, float], died: float, end: Operation
+    claims: Sequence[Operation], deaths: Sequence[tuple[float, str]], died: float, end: float
 ) -> float:
-    """When the last of those that claimed the episode after `died` and never wrote a word died; else `died`."""
-    episode = log.partition(":")[2]
-    since = died
-    for op in evidence.calls["take"]:
-        if died < op.began < end.began and op.process != end.process and episode in op.episodes:
-            since = max(since, dead.get(op.process, died))
-    return since if since < end.began else died
+    """When the last of those died that claimed the episode after `died` and never wrote a word; else `died`."""
+    heirs = {op.process for op in claims if died < op.began < end}
+    return max([died, *(at for at, worker in deaths if worker in heirs and died < at < end)])
 
 
 def _outage(evidence: Evidence, began: float, ended: float) -> bool:

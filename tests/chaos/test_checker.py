@@ -239,3 +239,35 @@ def test_a_takeover_is_timed_from_the_death_while_the_server_is_there() -> None:
     assert takeovers(Evidence(operations, whole(), [death, outage])) == []
     assert p99([1.0, 2.0, 3.0]) == 3.0
     assert p99([]) is None
+
+
+def test_an_heir_that_dies_before_its_first_word_begins_the_time_again() -> None:
+    taken = replace(append(2, 3, at=14.0, by="w3"), types=["episode.taken_over"])
+    operations = [
+        *OPERATIONS[:3],
+        other("take", "episodes", "id1", "episode.requested", 11.9, "w2"),
+        other("take", "tools", "id9", "tool.called", 13.9, "t1"),
+        taken,
+    ]
+    deaths = [
+        Blow("worker_killed", name, at, at) for name, at in (("w1", 10), ("w2", 12), ("t1", 15))
+    ]
+
+    assert takeovers(Evidence(operations, whole(), deaths)) == [pytest.approx(2.1)]
+
+
+def test_who_was_taken_over_before_it_died_is_no_owner_any_more() -> None:
+    taken = [
+        replace(append(after, after + 1, at=at, by=by), types=["episode.taken_over"])
+        for after, at, by in ((2, 12.0, "w2"), (3, 15.0, "w3"))
+    ]
+    blows = [
+        Blow("worker_stopped", "w1", 10, 20),
+        Blow("worker_killed", "w2", 13, 13),
+        Blow("worker_killed", "w1", 14.9, 14.9),
+    ]
+
+    assert takeovers(Evidence([*OPERATIONS[:3], *taken], whole(), blows)) == [
+        pytest.approx(2.1),
+        pytest.approx(2.1),
+    ]
