@@ -25,7 +25,7 @@ from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import DEAD_MAIL, NodeInfo
 from aworld_runtime.bus.redis import RedisBus
 from aworld_runtime.bus.redis.clock import Clock
-from aworld_runtime.bus.redis.consumer import READ_MOST
+from aworld_runtime.bus.redis.consumer import READ_MOST, SHARE
 from aworld_runtime.bus.redis.entries import BODY, PACKED_BYTES, SIZES
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.link import BATCH_CALLS
@@ -731,6 +731,35 @@ async def test_a_busy_event_loop_does_not_lose_its_lease(server: PrivateServer) 
         finally:
             over.set()
             await anyio.to_thread.run_sync(thread.join)
+
+
+async def test_the_work_of_a_dead_consumer_is_spread_over_those_that_wait(
+    server: PrivateServer,
+) -> None:
+    count = 60
+    heirs: list[str] = []
+
+    async def inherit(name: str) -> None:
+        async with (
+            open_bus(server.url) as bus,
+            bus.consume("queue", consumer=name, credit=count, lease_s=LEASE_S) as heir,
+        ):
+            while True:
+                await heir.take()
+                heirs.append(name)
+
+    async with open_bus(server.url) as bus, anyio.create_task_group() as tasks:
+        await bus.put("queue", *(note(str(number)) for number in range(count)))
+        async with bus.consume("queue", consumer="dies", credit=count, lease_s=LEASE_S) as dying:
+            held = 0
+            while held < count:
+                held += len(await dying.take_many(count - held))
+            for name in ("one", "two"):
+                tasks.start_soon(inherit, name)
+            dying.abandon()
+            await wait_until(lambda: len(heirs) == count, description="all is taken over")
+        tasks.cancel_scope.cancel()
+    assert min(heirs.count("one"), heirs.count("two")) >= SHARE
 
 
 ZOMBIE = """

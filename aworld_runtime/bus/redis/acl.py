@@ -145,7 +145,7 @@ def _trainer(keys: Patterns) -> list[Rule]:
     return [
         Rule(
             "evalsha eval eval_ro del exists expire get hdel hget hgetall hmget hset hsetnx persist pexpire pttl"
-            " rename sadd set smembers srem ttl unlink xack xadd xautoclaim xclaim xdel xgroup|create"
+            " rename sadd set smembers srem ttl unlink xack xadd xclaim xdel xgroup|create"
             " xgroup|delconsumer xinfo|consumers xinfo|groups xinfo|stream xlen xpending xrange xread"
             " xreadgroup xrevrange xtrim zadd zcard zrange zrangebyscore zrem",
             both=everything,
@@ -207,7 +207,7 @@ ROLES: Mapping[str, Callable[[Patterns], list[Rule]]] = {
 def _consumes(queue: QueueKeys) -> list[Rule]:
     return [
         Rule(
-            "evalsha eval eval_ro exists xack xautoclaim xclaim xdel xgroup|create xgroup|delconsumer"
+            "evalsha eval eval_ro exists xack xclaim xdel xgroup|create xgroup|delconsumer"
             " xinfo|consumers xinfo|groups xlen xpending xrange xreadgroup xadd zadd zcard zrange"
             " zrangebyscore zrem",
             both=[*queue],

@@ -61,7 +61,10 @@ logger = logging.getLogger(__name__)
 BLOCK_S = 0.5
 """Longest wait in one read."""
 TEND_S = 0.25
-"""How often a waiting consumer looks for expired leases and delayed work."""
+"""How often at least a waiting consumer looks for expired leases and delayed work. It knows when the next lease runs out."""
+SHARE = 4
+"""Expired leases taken over at once. All that wait look at the same moment, so that the work of a dead consumer is
+spread over them."""
 QUICK_S = 0.1
 """A buffer emptied within this time may be twice as large the next time. So long at most does a
 consumer that stops taking keep work from the others, beside what it gives back after half a lease."""
@@ -432,7 +435,8 @@ class RedisConsumer:
                 continue
             if time.monotonic() >= self._next_tending:
                 room -= await self._tend(room)
-            if room > 0 and not self._stopping:
+            # What has come back, and is still there, comes before younger work.
+            if room > 0 and not self._stopping and time.monotonic() < self._next_tending:
                 await self._read(room)
 
     def _room(self) -> int:
@@ -455,17 +459,20 @@ class RedisConsumer:
 
     async def _tend(self, room: int) -> int:
         """Move delayed work that is due and take over expired leases; how many."""
-        claim = queues.claim_command(self.keys, self.name, round(self._lease_s * 1000), room)
+        claim = queues.claim_command(
+            self.keys,
+            self.name,
+            round(self._lease_s * 1000),
+            count=min(room, SHARE),
+            ahead_ms=round(TEND_S * 1000),
+        )
         promote = queues.promote_command(self.keys)
         due_ms, claimed, now = await self._exchange(promote, claim, (b"TIME",))
         self.services.clock.hear(now)
-        wait_s = TEND_S
-        if isinstance(due_ms, int) and due_ms >= 0:
-            wait_s = min(wait_s, due_ms / 1000)
-        if claimed and len(claimed) >= room:
-            wait_s = 0.0  # there may be more, and it comes before younger work
-        self._next_tending = time.monotonic() + wait_s
-        return await self._receive(claimed)
+        found, expires_ms = claimed or (None, -1)
+        next_s = [ms / 1000 for ms in (due_ms, expires_ms) if isinstance(ms, int) and ms >= 0]
+        self._next_tending = time.monotonic() + min([TEND_S, *next_s])
+        return await self._receive(found)
 
     async def _read(self, room: int) -> None:
         wait_s = min(max(self._next_tending - time.monotonic(), 0.001), BLOCK_S)

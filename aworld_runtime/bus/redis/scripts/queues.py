@@ -84,24 +84,31 @@ async def promote(link: Link, keys: QueueKeys) -> int:
 
 _CLAIM = Script(
     """
-local found, start = {}, '0-0'
-repeat
-  local page = redis.call('XAUTOCLAIM', KEYS[1], 'g', ARGV[1], ARGV[2], start, 'COUNT',
-    ARGV[3] - #found)
-  start = page[1]
-  for _, entry in ipairs(page[2]) do
-    entry[3] = redis.call('XPENDING', KEYS[1], 'g', entry[1], entry[1], 1)[1][4]
-    found[#found + 1] = entry
+local lease, most, next = ARGV[2] + 0, ARGV[4] + 0, -1
+local ids, deliveries, found = {}, {}, {}
+for _, entry in ipairs(redis.call('XPENDING', KEYS[1], 'g', 'IDLE', ARGV[3], '-', '+', 100)) do
+  local left = math.max(lease - entry[3], 0)
+  if left == 0 and #ids < most then
+    ids[#ids + 1], deliveries[entry[1]] = entry[1], entry[4] + 1
+  elseif next < 0 or left < next then
+    next = left
   end
-until start == '0-0' or #found >= tonumber(ARGV[3])
-return found
+end
+if #ids > 0 then found = redis.call('XCLAIM', KEYS[1], 'g', ARGV[1], lease, unpack(ids)) end
+for _, entry in ipairs(found) do entry[3] = deliveries[entry[1]] end
+return {found, next}
 """
 )
 
 
-def claim_command(keys: QueueKeys, consumer: str, lease_ms: int, count: int) -> Command:
-    """Take over work whose lease ran out. Replies with [id, fields, deliveries] of each."""
-    return _CLAIM.command((keys.work,), (consumer, str(lease_ms), str(count)))
+def claim_command(
+    keys: QueueKeys, consumer: str, lease_ms: int, *, count: int, ahead_ms: int
+) -> Command:
+    """Take over work whose lease ran out, `count` at most. Replies with [id, fields, deliveries] of each, and with the
+    milliseconds until the next lease runs out: 0 if one has; -1 if none does within `ahead_ms`.
+    """
+    idle_ms = max(lease_ms - ahead_ms, 0)
+    return _CLAIM.command((keys.work,), (consumer, str(lease_ms), str(idle_ms), str(count)))
 
 
 def read_command(keys: QueueKeys, consumer: str, count: int, block_ms: int | None) -> Command:
