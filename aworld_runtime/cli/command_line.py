@@ -37,7 +37,7 @@ from aworld_runtime.errors import (
 )
 
 GROUP = "aworld.commands"
-"""Entry points by which other packages add commands: name = "module:function"."""
+"""Entry points by which other packages add commands: name = "module:function", as in `COMMANDS`."""
 YOUNG_OBJECTS = 10_000
 """Objects made, less those freed, after which Python looks for cycles. Its own 700 costs a bus a tenth of its time."""
 MENDABLE = (
@@ -85,7 +85,7 @@ COMMANDS = {
     "otel": Command("aworld_runtime.cli.otel:run", "send episodes to a collector as spans"),
     "doctor": Command("aworld_runtime.cli.doctor:run", "show what is installed, and what to add"),
 }
-"""Ours, the upper layers' too: a source checkout has no entry points."""
+"""Ours, the upper layers' too: names alone, which import nothing. Other packages add theirs as entry points."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -134,6 +134,25 @@ def test_help_is_quick_names_every_command_and_imports_nothing_heavy(tmp_path: P
     assert loaded.stdout.splitlines()[-1] == "[]"
 
 
+def test_another_package_adds_a_command_and_takes_none_of_ours(
+    aworld: Aworld, project: Path
+) -> None:
+    (project / "greeting.py").write_text(
+        "def add_arguments(parser): parser.add_argument('name')\n"
+        "def greet(arguments): print('hello', arguments.name); return 3\n"
+    )
+    facts = project / "greetings-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: greetings\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(
+        "[aworld.commands]\ngreet = greeting:greet\nrun = greeting:greet\n"
+    )
+    assert re.search("^  greet +from greetings$", aworld("--help").stdout, re.MULTILINE)
+    greeted = aworld("greet", "you")
+    assert (greeted.returncode, greeted.stdout) == (3, "hello you\n")
+    assert aworld("run", "you").returncode == 2
+
+
 @pytest.mark.parametrize(
     "command", ["run", "runs", "log", "replay", "worker", "archive", "nodes", "train"]
 )
