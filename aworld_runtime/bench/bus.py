@@ -111,9 +111,10 @@ async def place(url: str | None) -> AsyncGenerator[Place]:
 def _apart(url: str) -> Place:
     """Away from whatever else is on the server."""
     parts = urlsplit(url)
-    if parts.scheme not in ("redis", "rediss", "unix"):
+    if parts.scheme.partition("+")[0] not in ("redis", "rediss", "unix"):
         raise ConfigError(
-            f"bench: can't measure {shown(url)!r}: expected redis://…, rediss://…, unix://… or memory://"
+            f"bench: can't measure {shown(url)!r}: expected redis://…, rediss://…, unix://…, redis+cluster://… or"
+            " memory://"
         )
     given = dict(parse_qsl(parts.query)).get("namespace", "aworld")
     namespace = f"{given}-bench-{token_hex(4)}"

@@ -89,7 +89,8 @@ def _add_idle(parser: argparse.ArgumentParser) -> None:
 
 def _add_bus(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--url", help="redis://…, rediss://…, unix://… or memory:// (default: a private server)"
+        "--url",
+        help="redis://…, rediss://…, unix://…, redis+cluster://… or memory:// (default: a private server)",
     )
     numbers = (
         ("events", 200_000, "of the throughput phase"),

@@ -16,11 +16,13 @@ from aworld_runtime.bench.cost import Meter
 from aworld_runtime.bench.latency import percentile
 from aworld_runtime.bench.load import Load, Writer, rounds
 from aworld_runtime.bench.progress import Progress
+from aworld_runtime.bench.raw import raw_server
 from aworld_runtime.bench.throughput import ThroughputPhase
 from aworld_runtime.bench.verify import check_deliveries, check_log
 from aworld_runtime.bus import open_bus
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.events import Event, Registry
+from tests.services import BusCluster
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--events", "2000", "--seconds", "0.5")
@@ -76,6 +78,24 @@ async def test_redis_bus_is_measured_beside_redis_py_and_leaves_nothing(tmp_path
     assert 0 < report["raw_p50_ms"] <= report["raw_p99_ms"]
     ceiling = report["ceiling"]
     assert ceiling["reason"] or ceiling["per_core_second"] > 0
+
+
+@pytest.mark.slow
+async def test_cluster_is_measured_with_the_cpu_time_of_all_its_nodes_and_keeps_nothing(
+    tmp_path: Path,
+) -> None:
+    async with BusCluster(tmp_path) as cluster:
+        report = bench("bus", "--url", cluster.url, *SMALL)
+        used = 0.0
+        for node in range(3):
+            async with cluster.client(node) as client:
+                assert await client.dbsize() == 0
+                cpu = await client.info("cpu")
+                used += cpu["used_cpu_user"] + cpu["used_cpu_sys"]
+        async with raw_server(cluster.url) as server:
+            assert await server.cpu_s() >= used
+    check_bus_report(report)
+    assert report["server"].endswith(", 3 nodes")
 
 
 def test_peer_that_is_not_installed_says_what_to_install() -> None:
