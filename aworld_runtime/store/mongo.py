@@ -50,7 +50,7 @@ from aworld_runtime.store.documents import (
     unpack_metrics,
     unpack_row,
 )
-from aworld_runtime.urls import shown
+from aworld_runtime.urls import check_user, shown
 
 DATABASE = "aworld"
 """Where the URL names none."""
@@ -98,6 +98,7 @@ class MongoStore:
 
     async def __aenter__(self) -> Self:
         try:
+            check_user(self._full_url)
             client = AsyncMongoClient[Document](
                 self._full_url,
                 serverSelectionTimeoutMS=int(CONNECT_S * 1000),

@@ -16,6 +16,7 @@ from aworld_runtime.urls import shown
         ("mongodb://a:b%40c@h1:1,h2/db?w=1", "mongodb://a:***@h1:1,h2/db?w=1"),
         ("mongodb://h/db?tlsCertificateKeyFilePassword=s&w=1",
          "mongodb://h/db?tlsCertificateKeyFilePassword=***&w=1"),
+        ("redis://me:a/b?c#d@host/0", "redis://me:***@host/0"),
         ("bus=redis://me:p@host", "bus=redis://me:***@host"),
     ],
 )  # fmt: skip
@@ -39,6 +40,21 @@ def test_an_error_about_a_url_hides_it_too(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_store(url)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("password", ["sec/ret", "sec?ret", "sec#ret", "1/sec"])
+@pytest.mark.parametrize("user", ["me", ""])
+async def test_a_password_that_is_not_encoded_is_said_so_without_it(
+    user: str, password: str
+) -> None:
+    expected = r"redis://\w*:\*\*\*@host/0: in user and password write %2F for '/'"
+    with pytest.raises(ConfigError, match=expected) as caught:
+        open_bus(f"redis://{user}:{password}@host/0")
+    assert "sec" not in str(caught.value)
+    with pytest.raises(ConfigError, match="write %2F") as caught:
+        async with open_store(f"mongodb://{user}:{password}@host/db"):
+            pass
+    assert "sec" not in str(caught.value)
 
 
 async def test_a_bus_shows_its_url_without_it() -> None:

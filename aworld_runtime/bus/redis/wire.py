@@ -34,7 +34,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 from aworld_runtime.bus.limits import Limits, number
 from aworld_runtime.bus.redis import tls
 from aworld_runtime.errors import ConfigError
-from aworld_runtime.urls import shown
+from aworld_runtime.urls import check_user, shown
 
 CONNECT_S = 4.0
 """Seconds for connecting, authenticating and loading the scripts."""
@@ -117,6 +117,7 @@ class Address:
         public = shown(url)
         namespace = query.pop("namespace", "aworld")
         try:
+            check_user(url)
             outage_s = number(query, "outage_s", OUTAGE_S)
             outbox_bytes = int(number(query, "outbox_mb", OUTBOX_MB) * MB)
             limits = Limits.taken_from(query)
