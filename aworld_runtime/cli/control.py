@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
 from aworld_runtime.cli.shared import (
@@ -15,6 +14,7 @@ from aworld_runtime.cli.shared import (
     joined_bus,
     run_async,
     stored,
+    tell_outcomes,
 )
 from aworld_runtime.errors import NotFoundError, UsageError
 
@@ -86,10 +86,7 @@ async def _tell(arguments: argparse.Namespace, data: EventData, done: str) -> in
             async with anyio.create_task_group() as tasks:
                 for event in told:
                     tasks.start_soon(watch, event, event.seq + 1)
-    for episode, outcome in outcomes.items():
-        fields = {"episode": episode, "outcome": outcome}
-        print(json.dumps(fields) if arguments.json else f"{episode}  {outcome}")
-    return 0 if set(outcomes.values()) == {done} else 1
+    return tell_outcomes(outcomes, of="episode", done=done, as_json=arguments.json)
 
 
 async def _send(bus: Bus, last: Event, data: EventData) -> Event:

@@ -19,6 +19,7 @@ from aworld_runtime.cli.shared import (
     one_line,
     run_async,
     table,
+    tell_outcomes,
 )
 from aworld_runtime.errors import NotFoundError, UsageError
 
@@ -126,9 +127,10 @@ async def _change(arguments: argparse.Namespace) -> int:
     """Requeue or drop; what would only die again is left where it is."""
     from aworld_runtime.bus.base import too_late
 
+    requeuing = arguments.action == "requeue"
+    done = "requeued" if requeuing else "dropped"
+    outcomes: dict[str, str] = {}
     async with joined_bus(arguments.bus) as bus:
-        outcomes: dict[str, str] = {}
-        requeuing = arguments.action == "requeue"
         change: Callable[[str, str], Awaitable[None]] = bus.requeue if requeuing else bus.drop
         for letter in await _chosen(bus, arguments):
             late = requeuing and letter.event and too_late(letter.event, bus.now)
@@ -137,15 +139,14 @@ async def _change(arguments: argparse.Namespace) -> int:
                 continue
             try:
                 await change(letter.queue, letter.id)
-                outcomes[letter.id] = "requeued" if requeuing else "dropped"
+                outcomes[letter.id] = done
             except NotFoundError:
                 outcomes[letter.id] = "gone: somebody else was faster"
     if not outcomes and not arguments.json:
         print(f"no dead letters on queue {printable(arguments.queue)!r}")
-    for letter_id, outcome in outcomes.items():
-        fields = {"queue": arguments.queue, "id": letter_id, "outcome": outcome}
-        print(json.dumps(fields) if arguments.json else f"{letter_id}  {outcome}")
-    return 0 if set(outcomes.values()) <= {"requeued", "dropped"} else 1
+    return tell_outcomes(
+        outcomes, of="id", done=done, as_json=arguments.json, queue=arguments.queue
+    )
 
 
 async def _chosen(bus: Bus, arguments: argparse.Namespace) -> Sequence[DeadLetter]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -173,6 +174,19 @@ async def _only_one(store: Store, prefix: str) -> EpisodeRecord | None:
         listed = ", ".join(found[:CANDIDATES]) + more
         raise UsageError(f"{prefix!r} begins the ids of {len(found)} episodes: {listed}")
     return await store.episode(found[0]) if found else None
+
+
+def tell_outcomes(
+    outcomes: Mapping[str, str], *, of: str, done: str, as_json: bool, **common: str
+) -> int:
+    """A line for each id of a command's objects, with what became of it; the exit code: 1 where one isn't `done`.
+
+    In JSON the id is called `of`, and has `common` before it.
+    """
+    for name, outcome in outcomes.items():
+        fields = {**common, of: name, "outcome": outcome}
+        print(json.dumps(fields) if as_json else f"{name}  {outcome}")
+    return 0 if set(outcomes.values()) <= {done} else 1
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
