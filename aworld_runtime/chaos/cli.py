@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aworld_runtime.chaos.plan import KINDS
 from aworld_runtime.cli.shared import add_json, run_async
 from aworld_runtime.errors import ConfigError, UsageError
-
-if TYPE_CHECKING:
-    from aworld_runtime.chaos.run import Result
 
 DESCRIPTION = """\
 Real workers, a real server and a real store, with faults drawn from a seed; then a check that nothing that was
@@ -62,6 +56,7 @@ def chaos_command(arguments: argparse.Namespace) -> int:
     if arguments.load < 1:
         raise UsageError(f"--load {arguments.load}: expected 1 or more")
     try:
+        from aworld_runtime.chaos.report import text
         from aworld_runtime.chaos.run import Options, run
         from aworld_runtime.chaos.stage import find_mongo
     except ImportError as error:
@@ -78,17 +73,17 @@ def chaos_command(arguments: argparse.Namespace) -> int:
     folder = (kept or Path(tempfile.mkdtemp(prefix="aworld-chaos-"))).resolve()
     options = Options(arguments.seconds, arguments.seed, kinds, folder, arguments.load, mongo)
     try:
-        result = run_async(run, options, _say)
+        report = run_async(run, options, _say)
     except BaseException:
         _say(f"not finished; what there is: {folder}")
         raise
-    print(json.dumps(result.summary) if arguments.json else _text(result))
-    if not result.ok or kept is not None:
-        (folder / "result.json").write_text(json.dumps(result.summary, indent=2))
+    print(report.model_dump_json() if arguments.json else text(report))
+    if not report.ok or kept is not None:
+        (folder / "result.json").write_text(report.model_dump_json(indent=2))
         _say(f"histories, logs and data: {folder}")
     else:
         shutil.rmtree(folder, ignore_errors=True)
-    return 0 if result.ok else 1
+    return 0 if report.ok else 1
 
 
 def _kinds(listed: str | None) -> tuple[str, ...]:
@@ -103,18 +98,3 @@ def _kinds(listed: str | None) -> tuple[str, ...]:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _text(result: Result) -> str:
-    lines = [
-        f"{name:<22} {value}"
-        for name, value in result.summary.items()
-        if name not in ("violations", "ok")
-    ]
-    for violation in result.violations[:50]:
-        place = f" {violation.log}@{violation.seq}" if violation.log else ""
-        lines += textwrap.wrap(
-            f"{violation.what}{place}: {violation.detail}", 118, subsequent_indent="    "
-        )
-    lines.append("all holds" if result.ok else "not all holds")
-    return "\n".join(lines)

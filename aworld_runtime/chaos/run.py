@@ -9,12 +9,12 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
-from pydantic import JsonValue
 
 from aworld_runtime.archive.logs import Logs
 from aworld_runtime.archive.marker import is_marker
@@ -26,6 +26,7 @@ from aworld_runtime.chaos.faults import Injector
 from aworld_runtime.chaos.history import HistoryReader, Operation, checksum
 from aworld_runtime.chaos.part import LANE
 from aworld_runtime.chaos.plan import KINDS, Fault, schedule
+from aworld_runtime.chaos.report import MOST_TAKEOVER_S, Episodes, Report
 from aworld_runtime.chaos.stage import Stage, on_stage, until
 from aworld_runtime.chaos.workload import answer_of
 from aworld_runtime.events import EpisodeFinished, Event, Registry
@@ -41,7 +42,6 @@ GRACE_S = 90.0
 RESTORED_S = 12.0
 """For what the server lost to be restored, if it was lost at the very end."""
 DRAIN_S = 60.0
-MOST_TAKEOVER_S = 3.0
 PAGE = 2000
 LISTED = 50
 """Violations told in full; the rest is counted."""
@@ -62,20 +62,7 @@ class Options:
     mongo_program: str | None = None
 
 
-@dataclass(frozen=True)
-class Result:
-    """What came of it."""
-
-    summary: dict[str, JsonValue]
-    violations: list[Violation]
-    """One of each sort in each log."""
-
-    @property
-    def ok(self) -> bool:
-        return not self.violations
-
-
-async def run(options: Options, say: Say) -> Result:
+async def run(options: Options, say: Say) -> Report:
     """Run, heal, check."""
     plan = schedule(options.seed, options.seconds, options.kinds)
     small_disks = any(fault.kind.endswith("disk_full") for fault in plan)
@@ -92,6 +79,7 @@ async def run(options: Options, say: Say) -> Result:
             skipped = await run.strike(plan)
             await run.settle()
             logs = await run.collect()
+        say("everything ends; histories, bus and store are compared")
         await stage.close(orderly=True)
         stage.unmount_disks()
         left = stage.processes_left()
@@ -119,28 +107,27 @@ class _Run:
         """Let the faults strike, and the time pass; returns the kinds that can't be had here, and why."""
         skipped = {f.kind: why for f in plan if (why := self._injector.why_not(f.kind))}
         self._began = time.monotonic()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._tell_progress)
-            async with anyio.create_task_group() as faults:
-                for fault in plan:
-                    if fault.kind not in skipped:
-                        faults.start_soon(self._inject, fault)
-                await anyio.sleep(self._options.seconds)
-            tasks.cancel_scope.cancel()
+        async with self._telling(self._progress), anyio.create_task_group() as faults:
+            for fault in plan:
+                if fault.kind not in skipped:
+                    faults.start_soon(self._inject, fault)
+            await anyio.sleep(self._options.seconds)
         return skipped
 
     async def settle(self) -> None:
         """Everything is healed: wait for the rest of the work."""
-        self._say("everything is healed; the episodes end now")
+        self._say("everything is healed; what has begun may end now")
         self._stage.terminate("submitter")
         self._stage.terminate("sender")
         if any(blow.kind == "server_emptied" for blow in self._stage.blows):
-            await anyio.sleep(RESTORED_S)
+            waits = f"waits {RESTORED_S:.0f} s for what the server lost to be restored"
+            async with self._telling(lambda: waits):
+                await anyio.sleep(RESTORED_S)
             async with open_store(self._stage.place.store) as store:
                 await self._injector.request_again(Logs(self._bus, store))
-        await until(self._all_ended, GRACE_S)
+        await self._wait(self._going_on, GRACE_S)
         self._stage.terminate("archiver")
-        await until(lambda: self._stage.ended("archiver"), DRAIN_S)
+        await self._wait(self._archiving, DRAIN_S)
 
     async def collect(self) -> dict[str, Log]:
         """Read everything that bus and store hold."""
@@ -153,7 +140,7 @@ class _Run:
                 for name in names
             }
 
-    def judge(self, logs: dict[str, Log], skipped: dict[str, str], left: int) -> Result:
+    def judge(self, logs: dict[str, Log], skipped: dict[str, str], left: int) -> Report:
         """Check, and put it into words."""
         self._read_histories()
         evidence = Evidence(list(self._operations()), logs, self._stage.blows, self._healthy_answer)
@@ -172,34 +159,31 @@ class _Run:
             )
             violations.append(Violation("takeover_slow", "", 0, told))
         counts = Counter(violation.what for violation in violations)
-        gathered = checker.gather(violations)
-        loud = checker.loud(logs)
-        summary: dict[str, JsonValue] = {
-            "ok": not violations,
-            "seed": self._options.seed,
-            "seconds": self._options.seconds,
-            "acked": checker.acked(evidence.operations),
-            "faults": dict(sorted(self._struck.items())),
-            "skipped": dict(skipped),
-            "acked_lost": counts["acked_lost"],
-            "duplicate_commits": counts["duplicate_commits"],
-            "order_violations": counts["order_violations"],
-            "silent_hangs": counts["silent_hangs"],
-            "wrong_ends": counts["wrong_ends"],
-            "queue_lost": counts["queue_lost"],
-            "not_archived": counts["not_archived"],
-            "crashes": counts["crashes"],
-            "takeover_p99_s": None if slowest is None else round(slowest, 3),
-            "takeovers_timed": len(times),
-            "load_per_core": round(self._load, 1),
-            "failed_loudly": len(loud),
-            "zombie_appends_refused": self._zombies(evidence),
-            "processes_left": left,
-            "episodes": self._episodes(logs),
-            "store": self._stage.place.store.partition(":")[0],
-            "violations": [asdict(violation) for violation in gathered[:LISTED]],
-        }
-        return Result(summary, gathered)
+        return Report(
+            ok=not violations,
+            seed=self._options.seed,
+            seconds=self._options.seconds,
+            acked=checker.acked(evidence.operations),
+            faults=dict(sorted(self._struck.items())),
+            skipped=skipped,
+            acked_lost=counts["acked_lost"],
+            duplicate_commits=counts["duplicate_commits"],
+            order_violations=counts["order_violations"],
+            silent_hangs=counts["silent_hangs"],
+            wrong_ends=counts["wrong_ends"],
+            queue_lost=counts["queue_lost"],
+            not_archived=counts["not_archived"],
+            crashes=counts["crashes"],
+            takeover_p99_s=None if slowest is None else round(slowest, 3),
+            takeovers_timed=len(times),
+            load_per_core=round(self._load, 1),
+            failed_loudly=len(checker.loud(logs)),
+            zombie_appends_refused=self._zombies(evidence),
+            processes_left=left,
+            episodes=self._episodes(logs),
+            store=self._stage.place.store.partition(":")[0],
+            violations=tuple(checker.gather(violations)[:LISTED]),
+        )
 
     # inside
 
@@ -215,18 +199,44 @@ class _Run:
             finally:
                 self._in_force[fault.kind] -= 1
 
-    async def _tell_progress(self) -> None:
-        while True:
-            await anyio.sleep(PROGRESS_S)
-            self._read_histories()
-            self._load = max(self._load, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
-            now = time.monotonic() - self._began
-            faults = ", ".join(sorted(k for k, count in self._in_force.items() if count)) or "none"
-            events = sum(len(o.ids) for o in self._operations() if _acked(o))
-            ended, requested = len(self._ended()), len(self._requested())
-            self._say(
-                f"{now:4.0f} s  acked {events:>7,}  episodes {ended}/{requested}  faults now: {faults}"
-            )
+    @asynccontextmanager
+    async def _telling(self, tell: Callable[[], str]) -> AsyncGenerator[None]:
+        """Meanwhile say every few seconds what `tell` has to tell."""
+
+        async def repeat() -> None:
+            while True:
+                await anyio.sleep(PROGRESS_S)
+                self._read_histories()
+                self._load = max(self._load, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+                self._say(f"{time.monotonic() - self._began:4.0f} s  {tell()}")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(repeat)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def _wait(self, left: Callable[[], Awaitable[str]], patience_s: float) -> None:
+        """Until nothing is left, and say what is waited for; what is left in the end, the checker finds."""
+        began, waits_for = time.monotonic(), ""
+
+        def tell() -> str:
+            passed = time.monotonic() - began
+            return f"waits for {waits_for} ({passed:.0f} s of at most {patience_s:.0f} s)"
+
+        async def nothing_left() -> bool:
+            nonlocal waits_for
+            waits_for = await left()
+            return not waits_for
+
+        async with self._telling(tell):
+            if not await until(nothing_left, patience_s):
+                self._say(f"gave up after {patience_s:.0f} s waiting for {waits_for}")
+
+    def _progress(self) -> str:
+        faults = ", ".join(sorted(k for k, count in self._in_force.items() if count)) or "none"
+        events = sum(len(o.ids) for o in self._operations() if _acked(o))
+        episodes = f"{len(self._ended())}/{len(self._requested())}"
+        return f"acked {events:>7,}  episodes {episodes}  faults now: {faults}"
 
     def _read_histories(self) -> None:
         for path in (self._stage.folder / "history").glob("*.jsonl"):
@@ -256,10 +266,13 @@ class _Run:
         recent = dict.fromkeys(episode_of_log(log) for _, log in appends[-100:])
         return [episode for episode in recent if episode is not None and episode not in ended]
 
-    async def _all_ended(self) -> bool:
-        """The submitter ends when all of its episodes have ended; what is restored after that ends once more."""
+    async def _going_on(self) -> str:
+        """What has not ended yet. The submitter ends when all of its episodes have; what is restored after that ends once
+        more.
+        """
         if not self._stage.ended("submitter"):
-            return False
+            requested = self._requested()
+            return f"{len(requested - self._ended())} of {len(requested)} episodes"
         self._read_histories()
         appends = {op.target for op in self._operations() if _acked(op)}
         async with open_store(self._stage.place.store) as store:
@@ -268,8 +281,12 @@ class _Run:
                 last = await logs.last_seq(log) if episode_of_log(log) else 0
                 newest = await logs.read(log, last, limit=1) if last else []
                 if newest and not isinstance(newest[0].data, EpisodeFinished):
-                    return False
-        return await self._bus.backlog(LANE) == 0
+                    return f"{log}, whose last event is {newest[0].type}"
+        backlog = await self._bus.backlog(LANE)
+        return f"{backlog} pieces of work on queue {LANE}" if backlog else ""
+
+    async def _archiving(self) -> str:
+        return "" if self._stage.ended("archiver") else "the archiver to store the rest"
 
     async def _stored(self, where: Bus | Store, log: str) -> dict[int, Stored]:
         found: dict[int, Stored] = {}
@@ -305,15 +322,15 @@ class _Run:
             for op in evidence.calls["append"]
         )
 
-    def _episodes(self, logs: dict[str, Log]) -> dict[str, JsonValue]:
+    def _episodes(self, logs: dict[str, Log]) -> Episodes:
         episodes = [log for name, log in logs.items() if episode_of_log(name)]
         events = [event for log in episodes for event in log.events.values()]
-        return {
-            "requested": len(self._requested()),
-            "finished": sum(bool(log.ends) for log in episodes),
-            "taken_over": sum(event.type == checker.TAKEN_OVER for event in events),
-            "misbehaved": len(self._injector.requested),
-        }
+        return Episodes(
+            requested=len(self._requested()),
+            finished=sum(bool(log.ends) for log in episodes),
+            taken_over=sum(event.type == checker.TAKEN_OVER for event in events),
+            misbehaved=len(self._injector.requested),
+        )
 
 
 def _acked(operation: Operation) -> bool:

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.chaos
 RUN = [sys.executable, "-m", "aworld_runtime.chaos"]
 
 
-def chaos(*arguments: str, folder: Path) -> dict[str, Any]:
-    """What the command found; kept in `folder` where it found something."""
+def chaos(*arguments: str, folder: Path) -> tuple[dict[str, Any], str]:
+    """What the command found, and what it said; all is kept in `folder` where it found something."""
     done = subprocess.run(
         [*RUN, "--json", *arguments],
         capture_output=True,
@@ -32,7 +32,7 @@ def chaos(*arguments: str, folder: Path) -> dict[str, Any]:
     assert done.returncode in (0, 1), done.stderr
     result = json.loads(done.stdout)
     assert done.returncode == (0 if result["ok"] else 1)
-    return result
+    return result, done.stderr
 
 
 @pytest.mark.timeout(120)
@@ -47,7 +47,7 @@ def chaos(*arguments: str, folder: Path) -> dict[str, Any]:
     ],
 )
 def test_healthy_work_comes_through(seed: int, kinds: str, tmp_path: Path) -> None:
-    result = chaos(
+    result, said = chaos(
         "--seconds", "8", "--load", "6", "--seed", str(seed), "--faults", kinds, folder=tmp_path
     )
 
@@ -56,6 +56,7 @@ def test_healthy_work_comes_through(seed: int, kinds: str, tmp_path: Path) -> No
     assert result["acked"] > 1_000
     assert result["faults"].keys() <= set(kinds.split(","))
     assert result["processes_left"] == 0
+    assert ("for what the server lost" in said) == ("server_emptied" in result["faults"])
     assert list(tmp_path.iterdir()) == [] or not result["ok"]
 
 
