@@ -7,6 +7,7 @@ result ◀── run log ◀── mail ◀────────────�
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -44,12 +45,14 @@ from aworld_runtime.store.base import Store
 from aworld_runtime.store.open import open_store
 from aworld_runtime.trajectory import Episode, episode_of
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 FINISH_S = 2.0
-"""Seconds that a cancelled run takes to say so in its log."""
+"""Seconds that a run that was cut short takes to say so in its log."""
 DRAIN_S = 10.0
-"""Seconds that leaving waits for the archive to catch up."""
+"""Seconds that leaving waits for the archive to catch up, and a run that is done for its end to be in its log."""
 
 
 class Runtime:
@@ -211,8 +214,11 @@ class Runtime:
             finished = RunFinished(reason="interrupted")
         elif error is not None:
             finished = RunFinished(reason="failed", detail=f"{type(error).__name__}: {error}")
-        with anyio.move_on_after(FINISH_S, shield=True):
+        limit_s = DRAIN_S if error is None else FINISH_S
+        with anyio.move_on_after(limit_s, shield=True) as limit:
             await self._log.append([self._event(finished)])
+        if limit.cancelled_caught:
+            logger.warning("the bus has not taken the end of run %s in %g s", self.run_id, limit_s)
 
     def _event(self, data: RunStarted | RunFinished) -> Event:
         return Event.of(data, source=self._source, run_id=self.run_id)

@@ -11,8 +11,10 @@ import pytest
 from redis.asyncio import Redis
 
 from aworld_runtime.agents import Agent
+from aworld_runtime.archive.verify import compare
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import NodeInfo, read_all
+from aworld_runtime.bus.redis import RedisBus
 from aworld_runtime.bus.redis.entries import BODY
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.server import PrivateServer
@@ -24,6 +26,7 @@ from aworld_runtime.events import (
     Event,
     EventData,
     MessagePosted,
+    RunFinished,
     ToolCalled,
     ToolReturned,
 )
@@ -33,6 +36,7 @@ from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log, tool_queu
 from aworld_runtime.nodes.tool_worker import ToolWorker
 from aworld_runtime.nodes.worker import Worker, check_version
 from aworld_runtime.runtime import Runtime
+from aworld_runtime.store.open import open_store
 from tests.episodes import Gate
 from tests.waiting import wait_until
 
@@ -223,6 +227,27 @@ async def test_a_runtime_waits_while_the_bus_is_full(
         tasks.start_soon(make_room)
         with anyio.fail_after(20):
             assert (await runtime.run("tests.replayed:swarm", "Add.")).answer == "checked: 100"
+
+
+async def test_a_run_that_is_done_while_the_server_stalls_has_its_end_in_bus_and_store(
+    server: PrivateServer, tmp_path: Path
+) -> None:
+    async with (
+        Redis.from_url(server.url) as admin,
+        open_bus(server.url) as bus,
+        open_store(f"sqlite:///{tmp_path}/store.db") as store,
+        anyio.create_task_group() as tasks,
+    ):
+        async with Runtime(bus=server.url, store=store.url) as runtime:
+            assert (await runtime.run("tests.replayed:swarm", "Add.")).answer == "checked: 100"
+            await admin.client_pause(2500, all=False)
+            ours = runtime.bus
+            assert isinstance(ours, RedisBus)
+            tasks.start_soon(ours.put, "other", request("e"))
+            await wait_until(lambda: ours.waiting_bytes > 0, description="a call that waits")
+        last = (await read_all(bus, run_log(runtime.run_id)))[-1]
+        assert last.data == RunFinished(reason="done")
+        assert (await compare(bus, store)).same
 
 
 async def test_what_is_no_episode_outlives_a_full_bus_and_ends_among_the_dead_letters(
