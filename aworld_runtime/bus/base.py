@@ -182,6 +182,26 @@ class Mail:
         return lane_of(self.event)
 
 
+class Mailbox(Protocol):
+    """A log's mail, for its owner: all that is unacknowledged, then new mail as it comes; each mail once per mailbox.
+
+    Close it, or use it in `async with`.
+    """
+
+    def __aiter__(self) -> Self: ...
+    async def __anext__(self) -> list[Mail]: ...
+
+    def call_when_mail(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called once there may be mail: for who would keep a task only to wait for it. Called soon where there is
+        some, never before this returns; once, or not at all where it is closed.
+        """
+        ...
+
+    def close(self) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
 def lane_of(event: Event) -> Lane:
     """Where it stands as mail."""
     return "control" if event.data.control else "data"
@@ -323,10 +343,8 @@ class Bus(Protocol):
         """
         ...
 
-    def mailbox(
-        self, log: str, lane: Lane | None = None
-    ) -> AbstractAsyncContextManager[AsyncIterator[list[Mail]]]:
-        """For the owner: all unacknowledged mail, then new mail as it comes. Each mail once per mailbox.
+    def mailbox(self, log: str, lane: Lane | None = None) -> Mailbox:
+        """Open the mail of a log that the caller owns.
 
         Of both lanes, control mail is what comes next, however much of the other waits. An owner that may be held up by
         data opens a mailbox for each.

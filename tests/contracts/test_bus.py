@@ -887,6 +887,19 @@ async def test_a_mailbox_whose_wait_was_cancelled_goes_on(bus: Bus) -> None:
         assert mail_texts(await mails_of(box, 1)) == ["a"]
 
 
+async def test_who_does_not_wait_for_mail_is_told_of_it(connect: Connect) -> None:
+    async with connect() as owner, connect() as sender, owner.mailbox("log") as box:
+        comes, is_there = anyio.Event(), anyio.Event()
+        box.call_when_mail(comes.set)
+        assert await nothing_from(comes.wait())
+        await sender.send_mail("log", note("a"), note("b"), cancel("enough"))
+        await soon(comes.wait())
+        assert [mail.event.type for mail in await mails_of(box, 1)] == ["episode.cancelled"]
+        box.call_when_mail(is_there.set)
+        await soon(is_there.wait())
+        assert mail_texts(await mails_of(box, 2)) == ["a", "b"]
+
+
 # --- queues --------------------------------------------------------------------------------------
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count, islice
 from typing import Self
 from urllib.parse import parse_qsl, urlsplit
@@ -42,6 +43,8 @@ from aworld_runtime.names import episode_log
 WEIGH_ABOVE = REFUSE_ABOVE // 8
 """Weight above which an event is encoded to see whether it may pass; its JSON is at most 6 times that, and what may
 not be writable weighs more."""
+LANES: tuple[Lane, ...] = ("control", "data")
+"""Whose mail comes first."""
 YIELD_EVERY = 8
 """Calls after which one lets other tasks run, so that a busy loop of calls doesn't starve them."""
 
@@ -110,8 +113,11 @@ class MemoryBus:
     @asynccontextmanager
     async def tail(self, log: str, start: int = 1) -> AsyncGenerator[AsyncIterator[Event]]:
         self._forget_retired()
-        with self._watched(log) as entry:
+        entry = self._watch(log)
+        try:
             yield Tail(entry, start)
+        finally:
+            self._unwatch(log, entry)
 
     async def restore(self, log: str, events: Sequence[Event]) -> None:
         if not events:
@@ -172,12 +178,9 @@ class MemoryBus:
         self._log(mail.log).acknowledge(mail)
         telemetry.DEAD.add()
 
-    @asynccontextmanager
-    async def mailbox(
-        self, log: str, lane: Lane | None = None
-    ) -> AsyncGenerator[AsyncIterator[list[Mail]]]:
-        with self._watched(log) as entry:
-            yield Mailbox(entry, (lane,) if lane else ("control", "data"))
+    def mailbox(self, log: str, lane: Lane | None = None) -> Mailbox:
+        entry = self._watch(log)
+        return Mailbox(entry, (lane,) if lane else LANES, partial(self._unwatch, log, entry))
 
     # queues
 
@@ -333,17 +336,16 @@ class MemoryBus:
             entry = self._queues[name] = Queue(name)
         return entry
 
-    @contextmanager
-    def _watched(self, name: str) -> Generator[Log]:
+    def _watch(self, name: str) -> Log:
         """The log, kept until the watcher is gone even where it is unlinked meanwhile."""
         entry = self._log(name)
         entry.watchers += 1
-        try:
-            yield entry
-        finally:
-            entry.watchers -= 1
-            if entry.idle:
-                self._logs.pop(name, None)
+        return entry
+
+    def _unwatch(self, name: str, entry: Log) -> None:
+        entry.watchers -= 1
+        if entry.idle:
+            self._logs.pop(name, None)
 
     def _mail(self, log: str, *events: Event) -> None:
         entry = self._log(log)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Self
 
@@ -113,11 +114,15 @@ class Tail:
 
 
 class Mailbox:
-    """Iterates over a log's mail: what is there, then what comes; each mail once, the first of `lanes` first."""
+    """Implements `Mailbox` of the contract: the mail of the first of `lanes` first. `closed` is called when it is."""
 
-    def __init__(self, log: Log, lanes: Sequence[Lane]) -> None:
+    __slots__ = ("_closed", "_lanes", "_log", "_seen")
+
+    def __init__(self, log: Log, lanes: Sequence[Lane], closed: Callable[[], None]) -> None:
         self._log = log
-        self._seen = dict.fromkeys(lanes, 0)
+        self._lanes = lanes
+        self._closed: Callable[[], None] | None = closed
+        self._seen: dict[Lane, int] = {}
 
     def __aiter__(self) -> Self:
         return self
@@ -129,10 +134,28 @@ class Mailbox:
         self._seen[fresh[0].lane] = int(fresh[-1].id)
         return fresh
 
+    def call_when_mail(self, tell: Callable[[], None]) -> None:
+        if self._fresh():
+            asyncio.get_running_loop().call_soon(tell)
+        else:
+            self._log.mailed.call(tell)
+
+    def close(self) -> None:
+        if self._closed is not None:
+            self._closed()
+            self._closed = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.close()
+
     def _fresh(self) -> list[Mail]:
         """The mail of the first lane that has new mail."""
-        for lane, seen in self._seen.items():
+        for lane in self._lanes:
             waiting = self._log.mail[lane]
+            seen = self._seen.get(lane, 0)
             fresh = [waiting[n] for n in takewhile(seen.__lt__, reversed(waiting))]
             if fresh:
                 return fresh[::-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import anyio
 
@@ -10,11 +11,12 @@ import anyio
 class Signal:
     """Wakes those who wait for a change; costs nothing while nobody does."""
 
-    __slots__ = ("_waiters",)
+    __slots__ = ("_calls", "_waiters")
 
     def __init__(self) -> None:
         # Futures, not anyio.Events: these cost five times as much, and every mailbox and tail has one.
         self._waiters: dict[asyncio.Future[None], None] = {}
+        self._calls: tuple[Callable[[], None], ...] = ()
 
     def notify_one(self) -> None:
         """Wake who has waited longest."""
@@ -25,7 +27,15 @@ class Signal:
                 waiter.set_result(None)
                 return
 
+    def call(self, tell: Callable[[], None]) -> None:
+        """Have it called, soon after the next change of which all are notified."""
+        self._calls = (*self._calls, tell)
+
     def notify_all(self) -> None:
+        if self._calls:
+            calls, self._calls = self._calls, ()
+            for tell in calls:
+                asyncio.get_running_loop().call_soon(tell)
         if self._waiters:
             waiters, self._waiters = self._waiters, {}
             for waiter in waiters:

@@ -302,15 +302,12 @@ class RedisBus:
         await self._dead.bury_mail(mail.log, stream, entry, reason)
         telemetry.DEAD.add()
 
-    @asynccontextmanager
-    async def mailbox(
-        self, log: str, lane: Lane | None = None
-    ) -> AsyncGenerator[AsyncIterator[list[Mail]]]:
+    def mailbox(self, log: str, lane: Lane | None = None) -> Mailbox:
         keys = self._keys.log(log)
         streams: dict[Lane, bytes] = {"control": keys.control, "data": keys.mail}
         followed = [stream for name, stream in streams.items() if lane in (name, None)]
-        with self._follows.following(*followed) as follower:
-            yield Mailbox(follower, log, self._mail_event, partial(self._bury_mail, log))
+        following = self._follows.following(*followed)
+        return Mailbox(following, log, self._mail_event, partial(self._bury_mail, log))
 
     # queues
 

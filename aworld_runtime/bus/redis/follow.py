@@ -38,13 +38,18 @@ class Follower:
         self.waiter: asyncio.Future[tuple[bytes, list[Entry]]] | None = None
         self._follows = follows
 
+    def ask(self) -> asyncio.Future[tuple[bytes, list[Entry]]]:
+        """Will be done when `next` needn't wait."""
+        if self.waiter is None:
+            self.waiter = asyncio.get_running_loop().create_future()
+            if self.stale:
+                self._follows.wake(self.slot)
+        return self.waiter
+
     async def next(self) -> tuple[bytes, list[Entry]]:
         """A stream and its entries after the last ones; waits for some."""
-        self.waiter = asyncio.get_running_loop().create_future()
-        if self.stale:
-            self._follows.wake(self.slot)
         try:
-            key, found = await self.waiter
+            key, found = await self.ask()
         finally:
             self.waiter = None
         # Only here: who is cancelled before gets them again.

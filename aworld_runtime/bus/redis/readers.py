@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Self
 
 from aworld_runtime.bus.base import Mail
@@ -53,19 +55,21 @@ class Tail:
 
 
 class Mailbox:
-    """Iterates over a log's mail: what is there, then what comes; each mail once, the first stream's first."""
+    """Implements `Mailbox` of the contract: the mail of the first stream first."""
 
     def __init__(
         self,
-        follower: Follower,
+        following: AbstractContextManager[Follower],
         log: str,
         decode: Callable[[bytes, str], Event],
         bury: Callable[[bytes, Entry, str], Awaitable[None]],
     ) -> None:
-        self._follower = follower
+        self._open = ExitStack()
+        self._follower = self._open.enter_context(following)
         self._log = log
         self._decode = decode
         self._bury = bury
+        self._read: tuple[bytes, list[Entry]] | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -74,7 +78,8 @@ class Mailbox:
         while True:
             found: list[Mail] = []
             unreadable: list[tuple[Entry, EventError]] = []
-            stream, entries = await self._follower.next()
+            self._read = self._read or await self._follower.next()
+            stream, entries = self._read
             for entry in entries:
                 try:
                     found.append(
@@ -85,5 +90,21 @@ class Mailbox:
             for entry, error in unreadable:
                 reason = f"{type(error).__name__}: {error} (mail to {self._log})"
                 await self._bury(stream, entry, reason)
+            self._read = None
             if found:
                 return found
+
+    def call_when_mail(self, tell: Callable[[], None]) -> None:
+        if self._read:
+            asyncio.get_running_loop().call_soon(tell)
+        else:
+            self._follower.ask().add_done_callback(lambda _: tell())
+
+    def close(self) -> None:
+        self._open.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.close()
