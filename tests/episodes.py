@@ -1,7 +1,8 @@
 """Episodes without a worker: a program, an owner, and what its log holds afterwards."""
 # ruff: noqa: ARG002 - nodes, tools and environments have given signatures
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from aworld_runtime.events import EpisodeRequested, Event, EventData, new_id
 from aworld_runtime.messages import Message, ModelSpec, Task, ToolCall, ToolSpec
 from aworld_runtime.models.base import ChatModel, ModelRequest
 from aworld_runtime.models.scripted import Reply, ScriptedModel
+from aworld_runtime.nodes.context import Connect
 from aworld_runtime.nodes.node import Program
 from aworld_runtime.nodes.owner import EpisodeOwner
 from aworld_runtime.trajectory import Episode
@@ -128,9 +130,10 @@ def request_episode(
     )
 
 
-def as_given(asked: ModelSpec | ChatModel) -> ChatModel:
+@asynccontextmanager
+async def as_given(asked: ModelSpec | ChatModel) -> AsyncGenerator[ChatModel]:
     assert not isinstance(asked, ModelSpec), f"nobody should connect to {asked.model}"
-    return asked
+    yield asked
 
 
 def owner_of(
@@ -139,7 +142,7 @@ def owner_of(
     program: Program,
     *,
     worker: str = "w1",
-    connect: Callable[[ModelSpec | ChatModel], ChatModel] = as_given,
+    connect: Connect = as_given,
 ) -> EpisodeOwner:
     return EpisodeOwner(
         bus=bus, requested=requested, program=program, worker=worker, connect=connect

@@ -1,4 +1,4 @@
-"""A worker's connections to models: those that its episodes use now, and the few used last.
+"""A worker's connections to models: those of the calls under way, and the few used last.
 
 They are the worker's own, and not their clients', because they end with it and with its event loop.
 """
@@ -6,7 +6,7 @@ They are the worker's own, and not their clients', because they end with it and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import anyio
@@ -17,8 +17,6 @@ from aworld_runtime.models.client import NO_DEFAULTS, LLMClient, ModelDefaults, 
 
 CONNECTIONS_KEPT = 32
 CLOSE_S = 2.0
-
-Connect = Callable[[ModelSpec | ChatModel], ChatModel]
 
 
 class Connections:
@@ -34,23 +32,17 @@ class Connections:
         self._users: Counter[ModelSpec | LLMClient] = Counter()
 
     @asynccontextmanager
-    async def borrowed(self) -> AsyncGenerator[Connect]:
-        """For one episode: gives the model that a spec or an agent's client stands for, for as long as this lasts."""
-        used: set[ModelSpec | LLMClient] = set()
-
-        def connect(asked: ModelSpec | ChatModel) -> ChatModel:
-            if not isinstance(asked, ModelSpec | LLMClient):
-                return asked
-            self._open[asked] = model = self._open.pop(asked, None) or self._new(asked)
-            if asked not in used:
-                used.add(asked)
-                self._users[asked] += 1
-            return model
-
+    async def borrowed(self, asked: ModelSpec | ChatModel) -> AsyncGenerator[ChatModel]:
+        """The model that a spec or an agent's client stands for, for one call."""
+        if not isinstance(asked, ModelSpec | LLMClient):
+            yield asked
+            return
+        self._open[asked] = model = self._open.pop(asked, None) or self._new(asked)
+        self._users[asked] += 1
         try:
-            yield connect
+            yield model
         finally:
-            self._users.subtract(used)
+            self._users[asked] -= 1
             await self._close_beyond(self._keep)
 
     def _new(self, asked: ModelSpec | LLMClient) -> ChatModel:

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Protocol, cast
@@ -46,6 +47,9 @@ VOLATILE = frozenset({"id", "seq", "time", "traceparent", "attempt", "causation_
 _PROMPT = TypeAdapter(tuple[tuple[Message, ...], tuple[ToolSpec, ...]])
 
 
+Connect = Callable[[ModelSpec | ChatModel], AbstractAsyncContextManager[ChatModel]]
+
+
 class World(Protocol):
     """Where a live context's effects go."""
 
@@ -54,8 +58,8 @@ class World(Protocol):
         ...
 
     @property
-    def connect(self) -> Callable[[ModelSpec | ChatModel], ChatModel]:
-        """Gives the model of a spec or a client, with this process's settings; shared by all that ask for the same."""
+    def connect(self) -> Connect:
+        """Gives the model of a spec or a client for one call, with this process's settings."""
         ...
 
 
@@ -357,7 +361,8 @@ class Context:
     ) -> Event:
         began = time.perf_counter()
         try:
-            completion = await world.connect(asked).complete(request)
+            async with world.connect(asked) as model:
+                completion = await model.complete(request)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: a client's crash is recorded, so a replay repeats it
             answer = self._event(_failure(error), correlation_id=requested.id)
         else:

@@ -51,11 +51,9 @@ from aworld_runtime.events import (
     ToolReturned,
     utc_now,
 )
-from aworld_runtime.messages import ModelSpec
-from aworld_runtime.models.base import ChatModel
 from aworld_runtime.names import episode_log, tool_queue
 from aworld_runtime.nodes.claim import Claim
-from aworld_runtime.nodes.context import Context, Journal, journals
+from aworld_runtime.nodes.context import Connect, Context, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.pause import Pause, paused_s
 from aworld_runtime.nodes.reception import Reception
@@ -108,7 +106,7 @@ class EpisodeOwner:
         requested: Event,
         program: Program,
         worker: str,
-        connect: Callable[[ModelSpec | ChatModel], ChatModel],
+        connect: Connect,
         delivery: Delivery | None = None,
     ) -> None:
         if not isinstance(requested.data, EpisodeRequested) or requested.episode_id is None:

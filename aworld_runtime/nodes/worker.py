@@ -174,27 +174,26 @@ class Worker:
         except AWorldError as error:
             logger.warning("episode %s can't run: %s", event.episode_id, error)
             refusal = f"{type(error).__name__}: {error}"
-        async with self._connections.borrowed() as connect:
-            owner = EpisodeOwner(
-                bus=self._bus,
-                requested=event,
-                program=program,
-                worker=self.name,
-                connect=connect,
-                delivery=delivery,
-            )
-            fenced: list[BaseException] = []
-            unreadable: list[BaseException] = []
-            self._owners.add(owner)
-            try:
-                # One that can't run here still ends, with the reason in its log: nobody waits for it in vain.
-                await owner.run(refusal=refusal)
-            except* Fenced as group:
-                fenced.append(first_error(group))
-            except* EventError as group:
-                unreadable.append(first_error(group))
-            finally:
-                self._owners.discard(owner)
+        owner = EpisodeOwner(
+            bus=self._bus,
+            requested=event,
+            program=program,
+            worker=self.name,
+            connect=self._connections.borrowed,
+            delivery=delivery,
+        )
+        fenced: list[BaseException] = []
+        unreadable: list[BaseException] = []
+        self._owners.add(owner)
+        try:
+            # One that can't run here still ends, with the reason in its log: nobody waits for it in vain.
+            await owner.run(refusal=refusal)
+        except* Fenced as group:
+            fenced.append(first_error(group))
+        except* EventError as group:
+            unreadable.append(first_error(group))
+        finally:
+            self._owners.discard(owner)
         if unreadable:  # its log: that must not take every worker down in turn
             await self._fail(delivery, unreadable[0])
             return

@@ -2,7 +2,8 @@
 # ruff: noqa: ARG002 - nodes have a given signature
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from pydantic import JsonValue
@@ -155,9 +156,10 @@ async def test_an_agent_without_a_model_says_so(bus: Bus) -> None:
 async def test_the_run_may_give_a_role_another_model(bus: Bus) -> None:
     policy = ScriptedModel("from the policy", name="policy")
 
-    def connect(asked: ModelSpec | ChatModel) -> ChatModel:
+    @asynccontextmanager
+    async def connect(asked: ModelSpec | ChatModel) -> AsyncGenerator[ChatModel]:
         assert asked == ModelSpec(model="policy")
-        return policy
+        yield policy
 
     requested = request_episode(models={"*": ModelSpec(model="policy")})
     program = Agent("solver", llm=ScriptedModel("its own")).program()
