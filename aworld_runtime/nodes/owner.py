@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise, takewhile
 from typing import TypeVar
 
 import anyio
@@ -31,7 +30,6 @@ from aworld_runtime.errors import EventError, Fenced
 from aworld_runtime.events import (
     DeliveryDeadLettered,
     DeliveryHandled,
-    EpisodeAnswered,
     EpisodeCancelled,
     EpisodeClaimed,
     EpisodeFinished,
@@ -43,7 +41,6 @@ from aworld_runtime.events import (
     EventData,
     HumanAnswered,
     HumanAsked,
-    LogRestored,
     StopReason,
     SubscriptionChanged,
     ToolCalled,
@@ -57,14 +54,13 @@ from aworld_runtime.nodes.context import Connect, Context, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.pause import Pause, paused_s
 from aworld_runtime.nodes.reception import Reception
+from aworld_runtime.nodes.recovery import MOST_DEATHS, deaths, expect_no_end, handled
 from aworld_runtime.nodes.tool_calls import Calls, answer_call, answer_event, closing
 from aworld_runtime.tools.base import RemoteTool
 from aworld_runtime.tools.call import cut, is_cancelled, told
 
 logger = logging.getLogger(__name__)
 
-MOST_DEATHS = 3
-"""Owners that may die in an episode, one after another and at the same place, before it is given up."""
 HELD_BACK_S = 1.0
 """Where so many have died in one that isn't given up, the next owner listens so long before it starts anything: whoever
 wants to cancel it is heard.
@@ -221,7 +217,8 @@ class EpisodeOwner:
     async def _append(self, commits: Sequence[Commit]) -> None:
         if self._finished:
             return
-        settled = self._settle([event for commit in commits for event in commit.events])
+        events = [event for commit in commits for event in commit.events]
+        settled = self._calls.settled(events, self._worker)
         # Numbered here: on `memory://` the log and this owner then share them.
         batch = [event.kept_at(seq) for seq, event in enumerate(settled, len(self.events) + 1)]
         acks = [mail for commit in commits for mail in commit.acks]
@@ -292,15 +289,14 @@ class EpisodeOwner:
         Only of a group's, which can do without: others may wait for a human, or anything, through many restarts. They
         are held back.
         """
-        barren = takewhile(lambda e: isinstance(e.data, EpisodeTakenOver), reversed(past))
-        deaths = 1 + sum(1 for _ in barren)
-        if deaths < MOST_DEATHS:
+        died = deaths(past)
+        if died < MOST_DEATHS:
             return []
         if self._requested.group_id is None:
             self._held_back_until = anyio.current_time() + HELD_BACK_S
             return []
         answers = {e.correlation_id for e in past if isinstance(e.data, ToolReturned | ToolFailed)}
-        why = f"{deaths} workers died in it, one after another, and none got any further"
+        why = f"{died} workers died in it, one after another, and none got any further"
         return [*closing(past, answers, self._worker), self._ended("failed", why)]
 
     def _recover(self, events: Sequence[Event]) -> None:
@@ -308,11 +304,7 @@ class EpisodeOwner:
             (e.data.subscriptions for e in events if isinstance(e.data, SubscriptionChanged)),
             self._subscriptions,
         )
-        handled = {
-            (e.role, e.data.seq)
-            for e, following in pairwise(events)
-            if isinstance(e.data, DeliveryHandled) and not self._cut_after(e, following, events)
-        }
+        done = handled(events)
         recorded = journals(events)
         self._seen_mail = {e.id for e in events}
         calls: list[Event] = []
@@ -320,7 +312,7 @@ class EpisodeOwner:
             self.events.append(event)
             self._note(event)
             for role in self._receivers(event):
-                if (role, event.seq) not in handled:
+                if (role, event.seq) not in done:
                     self._deliver(event, role)
                     if (role, event.id) in recorded:
                         self._journals[role, event.id] = recorded[role, event.id]
@@ -334,18 +326,6 @@ class EpisodeOwner:
         for role in tuple(self._inboxes):
             self._wake(role)
         self._spawn(anyio.sleep, 0)  # where nothing was left to do, this finds out
-
-    @staticmethod
-    def _cut_after(handled: Event, following: Event, events: Sequence[Event]) -> bool:
-        """Whether `episode.finished` got lost behind it.
-
-        They come in one append, but a log that was restored from a store may end between them.
-        """
-        return (
-            isinstance(handled.data, DeliveryHandled)
-            and isinstance(events[handled.data.seq - 1].data, EpisodeAnswered)
-            and isinstance(following.data, EpisodeTakenOver | LogRestored)
-        )
 
     # --- after an append -------------------------------------------------------------------------------------------
 
@@ -515,29 +495,6 @@ class EpisodeOwner:
             )
             await self.commit([answer_event(called, failure, source=f"{name}/{self._worker}")])
 
-    def _settle(self, batch: Sequence[Event]) -> list[Event]:
-        """One answer per call; and on any way out, every open call gets one before the last event.
-
-        Nothing follows `episode.finished`: what others emitted meanwhile is dropped with their `delivery.handled`.
-        """
-        kept: list[Event] = []
-        answered: set[str | None] = set()
-        finished: Event | None = None
-        for event in batch:
-            if isinstance(event.data, ToolReturned | ToolFailed):
-                if event.correlation_id in answered or self._calls.is_late(event):
-                    continue
-                answered.add(event.correlation_id)
-            if finished is None and isinstance(event.data, EpisodeFinished):
-                finished = event
-                kept += closing([*self._calls.open.values(), *kept], answered, self._worker)
-            elif finished is None or (
-                isinstance(event.data, DeliveryHandled)
-                and (event.role, event.causation_id) == (finished.role, finished.causation_id)
-            ):
-                kept.append(event)
-        return kept if finished is None else [*kept, finished]
-
     # --- mail, deadline, end ---------------------------------------------------------------------------------------
 
     async def _receive(self, mail: AsyncIterator[list[Mail]]) -> None:
@@ -605,17 +562,4 @@ class EpisodeOwner:
             causation_id=cause.id,
             hops=cause.hops + 1,
             traceparent=requested.traceparent,
-        )
-
-
-def expect_no_end(log: str, past: Iterable[Event]) -> None:
-    """See whether an owner may go on with a log.
-
-    Raises:
-        EventError: it goes on behind its end. Whoever took it over would add to the damage.
-    """
-    if end := next((event for event in past if isinstance(event.data, EpisodeFinished)), None):
-        raise EventError(
-            f"{log} goes on behind its end at event {end.seq}: it can't be taken over; aworld verify compares it"
-            " with the store"
         )

@@ -8,7 +8,14 @@ import anyio
 
 from aworld_runtime import telemetry
 from aworld_runtime.errors import ToolError
-from aworld_runtime.events import Event, ToolCalled, ToolFailed, ToolReturned
+from aworld_runtime.events import (
+    DeliveryHandled,
+    EpisodeFinished,
+    Event,
+    ToolCalled,
+    ToolFailed,
+    ToolReturned,
+)
 from aworld_runtime.tools.base import BaseTool
 from aworld_runtime.tools.call import call, told
 
@@ -43,6 +50,29 @@ class Calls:
         """Whether it answers a call that has had its answer."""
         is_answer = isinstance(event.data, ToolReturned | ToolFailed)
         return is_answer and event.correlation_id in self._answered
+
+    def settled(self, batch: Sequence[Event], worker: str) -> list[Event]:
+        """What is appended of a batch. One answer per call; and on any way out, every open call gets one before the last event.
+
+        Nothing follows `episode.finished`: what others emitted meanwhile is dropped with their `delivery.handled`.
+        """
+        kept: list[Event] = []
+        answered: set[str | None] = set()
+        finished: Event | None = None
+        for event in batch:
+            if isinstance(event.data, ToolReturned | ToolFailed):
+                if event.correlation_id in answered or self.is_late(event):
+                    continue
+                answered.add(event.correlation_id)
+            if finished is None and isinstance(event.data, EpisodeFinished):
+                finished = event
+                kept += closing([*self.open.values(), *kept], answered, worker)
+            elif finished is None or (
+                isinstance(event.data, DeliveryHandled)
+                and (event.role, event.causation_id) == (finished.role, finished.causation_id)
+            ):
+                kept.append(event)
+        return kept if finished is None else [*kept, finished]
 
     async def answered(self, call_id: str, timeout_s: float) -> bool:
         """Wait for its answer, but no longer than so; whether it has come."""

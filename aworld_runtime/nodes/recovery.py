@@ -1,0 +1,57 @@
+"""What a log says of its former owners, to who takes it over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise, takewhile
+
+from aworld_runtime.errors import EventError
+from aworld_runtime.events import (
+    DeliveryHandled,
+    EpisodeAnswered,
+    EpisodeFinished,
+    EpisodeTakenOver,
+    Event,
+    LogRestored,
+)
+
+MOST_DEATHS = 3
+"""Owners that may die in an episode, one after another and at the same place, before it is given up."""
+
+
+def expect_no_end(log: str, past: Iterable[Event]) -> None:
+    """See whether an owner may go on with a log.
+
+    Raises:
+        EventError: it goes on behind its end. Whoever took it over would add to the damage.
+    """
+    if end := next((event for event in past if isinstance(event.data, EpisodeFinished)), None):
+        raise EventError(
+            f"{log} goes on behind its end at event {end.seq}: it can't be taken over; aworld verify compares it"
+            " with the store"
+        )
+
+
+def deaths(past: Sequence[Event]) -> int:
+    """How many owners have died at its last place."""
+    barren = takewhile(lambda e: isinstance(e.data, EpisodeTakenOver), reversed(past))
+    return 1 + sum(1 for _ in barren)
+
+
+def handled(past: Sequence[Event]) -> set[tuple[str, int]]:
+    """Deliveries that need no handling any more: role, and seq of the event."""
+    return {
+        (e.role, e.data.seq)
+        for e, following in pairwise(past)
+        if isinstance(e.data, DeliveryHandled) and not _cut_after(past[e.data.seq - 1], following)
+    }
+
+
+def _cut_after(handled: Event, following: Event) -> bool:
+    """Whether `episode.finished` got lost, which comes in one append with the handling of an answer.
+
+    A log that was restored from a store may end between them.
+    """
+    return isinstance(handled.data, EpisodeAnswered) and isinstance(
+        following.data, EpisodeTakenOver | LogRestored
+    )
