@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -24,7 +24,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aworld_runtime import telemetry
-from aworld_runtime.bus.base import Bus, Delivery, Mail, due_within, read_all
+from aworld_runtime.bus.base import Bus, Delivery, Mail, Mailbox, due_within, read_all
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import EventError, Fenced
 from aworld_runtime.events import (
@@ -89,7 +89,10 @@ class Commit:
 
 
 class EpisodeOwner:
-    """Runs one episode to its end.
+    """Runs one episode to its end, in stretches.
+
+    `work` goes on until nothing is left to do but to wait: for a person's answer, or for the end of a pause. Meanwhile an owner
+    keeps no task, so that very many may wait; `rest` has it called back.
 
     `connect` gives the model that a spec or an agent's client stands for; `delivery` is the claim, None where nobody
     else can have it.
@@ -126,7 +129,7 @@ class EpisodeOwner:
         self._journals: dict[tuple[str, str], list[Event]] = {}
         self._calls = Calls()
         self._questions: set[str] = set()
-        self._seen_mail: set[str] = set()
+        self._mail: Mailbox | None = None
         self._commits: list[Commit] = []
         self._saving = False
         self._running = 0
@@ -134,41 +137,92 @@ class EpisodeOwner:
         self._held_back_until = 0.0
         self._finished = False
         self._tasks: TaskGroup | None = None
+        """Of the stretch of work under way; None at rest."""
+        self._listening: anyio.CancelScope | None = None
+        self._to_do: tuple[Callable[[], Awaitable[None]], ...] = ()
+        """What the next stretch begins with."""
+        self._wake_up: Callable[[], None] | None = None
 
-    async def run(self, *, refusal: str | None = None) -> EpisodeFinished:
-        """Own the episode until it is finished; returns its last event's data.
+    async def run(self) -> EpisodeFinished:
+        """Own the episode until it is finished, in this task; raises as `work` does."""
+        try:
+            while (finished := await self.work()) is None:
+                woken = anyio.Event()
+                self.rest(woken.set)
+                await woken.wait()
+        finally:
+            self.close()
+        return finished
+
+    async def work(self, *, refusal: str | None = None) -> EpisodeFinished | None:
+        """Own the episode until it is finished, and return its last event's data; or until it waits, and return None.
 
         `refusal` says why the episode can't run here: it is claimed only to end it with this reason.
 
         Raises:
             Fenced: another worker took it over, or will (perhaps in an exception group).
         """
-        async with (
-            self._bus.mailbox(self.log) as mail,
-            anyio.create_task_group() as tasks,
-        ):
-            self._tasks = tasks
-            await self._begin()
-            if not self._finished:
-                if refusal is not None:
-                    self._spawn(self._finish, "failed", refusal)
-                tasks.start_soon(self._watch_clock)
-                await self._receive(mail)  # until its end cancels this
+        self._mail = self._mail or self._bus.mailbox(self.log)
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                if not self.events:
+                    await self._begin()
+                if not self._finished:
+                    if refusal is not None:
+                        self._spawn(self._finish, "failed", refusal)
+                    to_do, self._to_do = self._to_do, ()
+                    for work in to_do:
+                        self._spawn(work)
+                    await self._listen(self._mail)
+        finally:
+            self._tasks = None
+        if not self._finished:
+            return None
         finished = self.events[-1].data
         if not isinstance(finished, EpisodeFinished):
             raise TypeError(f"{self.log} ended with {self.events[-1].type}")
         return finished
 
+    def rest(self, wake: Callable[[], None]) -> None:
+        """Between two stretches of work: have `wake` called once when there may be something to do."""
+        if self._mail is None:
+            raise RuntimeError(f"{self.log} has not been worked on")
+        self._wake_up = wake
+        if self._to_do:
+            self._rouse()
+        else:
+            self._mail.call_when_mail(self._rouse)
+
+    def close(self) -> None:
+        """Own the episode no longer."""
+        self._wake_up = None
+        self._pause.call_off()
+        if self._mail is not None:
+            self._mail.close()
+
     def look(self) -> None:
         """See whether the log and the claim are still there, for the server is another than before. What is waiting for
         a human, or for anything, would else not notice for as long as it waits.
         """
-        if self._tasks is not None and self.events and not self._finished:
-            self._tasks.start_soon(self._look)
+        if self.events and not self._finished:
+            self._do(self._look)
 
     async def _look(self) -> None:
         if not await self._claim.put_back(self.events):
             await self._claim.check()
+
+    def _do(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Now, or in a stretch of work that begins for it."""
+        if self._tasks is not None:
+            self._spawn(work)
+        else:
+            self._to_do = (*self._to_do, work)
+            self._rouse()
+
+    def _rouse(self) -> None:
+        wake_up, self._wake_up = self._wake_up, None
+        if wake_up is not None:
+            wake_up()
 
     async def commit(self, events: Sequence[Event], *, acks: Sequence[Mail] = ()) -> None:
         """Append events and act on them. Who is cancelled while it waits has committed all the same.
@@ -205,7 +259,7 @@ class EpisodeOwner:
             for commit in commits:
                 commit.saved.set()
         self._saving = False
-        await self._end_if_quiescent()
+        await self._rest_or_end()
 
     async def _append_alone(self, commit: Commit) -> None:
         """Find the one that no log can hold among several."""
@@ -243,7 +297,7 @@ class EpisodeOwner:
     @property
     def _group(self) -> TaskGroup:
         if self._tasks is None:
-            raise RuntimeError("run() has not been entered")
+            raise RuntimeError(f"nobody works on {self.log} now")
         return self._tasks
 
     # --- claim and recovery ----------------------------------------------------------------------------------------
@@ -282,6 +336,7 @@ class EpisodeOwner:
             self._end()
         else:
             self._recover(events)
+            self._watch_clock()
 
     def _after_deaths(self, past: Sequence[Event]) -> list[Event]:
         """The end of an episode that its owners do not survive; nothing for any other.
@@ -306,7 +361,6 @@ class EpisodeOwner:
         )
         done = handled(events)
         recorded = journals(events)
-        self._seen_mail = {e.id for e in events}
         calls: list[Event] = []
         for event in events:
             self.events.append(event)
@@ -403,11 +457,20 @@ class EpisodeOwner:
     async def _counted(self, work: Callable[..., object], arguments: tuple[object, ...]) -> None:
         await work(*arguments)  # pyright: ignore[reportGeneralTypeIssues]
         self._running -= 1
-        await self._end_if_quiescent()
+        await self._rest_or_end()
 
-    async def _end_if_quiescent(self) -> None:
-        in_flight = self._running or self._saving or self._questions or self._pause.active
-        if not in_flight and not self._finished:
+    @property
+    def _in_flight(self) -> bool:
+        return bool(self._running) or self._saving
+
+    async def _rest_or_end(self) -> None:
+        """Where nothing is in flight any more."""
+        if self._in_flight or self._finished:
+            return
+        if self._questions or self._pause.active:
+            if self._listening is not None:
+                self._listening.cancel()
+        else:
             await self._finish("quiescent", "nothing is in flight, and nobody has answered")
 
     # --- handlers --------------------------------------------------------------------------------------------------
@@ -497,19 +560,30 @@ class EpisodeOwner:
 
     # --- mail, deadline, end ---------------------------------------------------------------------------------------
 
-    async def _receive(self, mail: AsyncIterator[list[Mail]]) -> None:
+    async def _listen(self, mail: Mailbox) -> None:
+        """Receive mail until nothing is left to do but to wait for it."""
+        known: set[str] = set()
+        while self._listening is None or self._in_flight:  # it may have got some in the last moment
+            with anyio.CancelScope() as self._listening:
+                await self._receive(mail, known)
+        self._listening = None
+        self._tasks = None  # what comes up from here on is for the next stretch
+
+    async def _receive(self, mail: Mailbox, known: set[str]) -> None:
+        """`known` are the ids of events that it has had."""
         async for batch in mail:
+            known.update(event.id for event in self.events if not known)
             fresh: list[Event] = []
             acks: list[Mail] = []
             for item in batch:
                 event = item.event
-                if event.id in self._seen_mail or self._calls.is_late(event):
+                if event.id in known or self._calls.is_late(event):
                     acks.append(item)
                 elif (why := self._reception.forged(event, self._calls.asked(event))) is not None:
-                    self._group.start_soon(self._refuse, item, why)
+                    self._spawn(self._refuse, item, why)
                 else:
                     acks.append(item)
-                    self._seen_mail.add(event.id)
+                    known.add(event.id)
                     fresh.append(self._reception.labeled(event))
             if any(isinstance(event.data, EpisodeCancelled | EpisodePaused) for event in fresh):
                 self._pause.begin()  # nothing new starts while it waits for its append
@@ -518,7 +592,7 @@ class EpisodeOwner:
                     fresh.append(self._ended("cancelled", event.data.reason, cause=event))
                     break
             # Not awaited: what comes next may be a cancellation, and control mail is heard at once.
-            self._group.start_soon(partial(self.commit, fresh, acks=acks))
+            self._spawn(partial(self.commit, fresh, acks=acks))
 
     async def _refuse(self, mail: Mail, why: str) -> None:
         """Forged mail is no part of the episode, and it is known to whoever looks for dead letters."""
@@ -527,7 +601,7 @@ class EpisodeOwner:
         reason = f"ForgedEventError: {why} (mail to {self.log})"
         await self._send(partial(self._bus.bury_mail, mail, reason))
 
-    async def _watch_clock(self) -> None:
+    def _watch_clock(self) -> None:
         """End the episode at its deadline, or when its time since this claim is up, whichever is first, pauses not counted."""
         limits: list[tuple[float, str]] = []
         if (deadline := self._requested.deadline) is not None:
@@ -539,8 +613,8 @@ class EpisodeOwner:
             )
         if limits:
             left, why = min(limits)
-            await self._pause.sleep(left)
-            await self._finish("time_limit", why)
+            end = partial(self._finish, "time_limit", why)
+            self._pause.call_in(left, partial(self._do, end))
 
     async def _finish(self, reason: StopReason, error: str) -> None:
         await self.commit([self._ended(reason, error)])

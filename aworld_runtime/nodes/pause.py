@@ -1,8 +1,9 @@
-"""A pause, and a clock that stands still meanwhile."""
+"""A pause, and an alarm that it puts off."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 
 import anyio
 
@@ -14,48 +15,46 @@ class Pause:
 
     def __init__(self) -> None:
         self.active = False
-        self._began = 0.0
-        self._past_s = 0.0
-        self._changed: anyio.Event | None = None
+        self._over: anyio.Event | None = None
         """Only while somebody waits for it."""
+        self._tell: Callable[[], None] | None = None
+        self._left_s = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+        """None in a pause."""
 
     def begin(self) -> None:
         if not self.active:
-            self.active, self._began = True, anyio.current_time()
-            self._tell()
+            self.active = True
+            if self._alarm is not None:
+                self._left_s = self._alarm.when() - asyncio.get_running_loop().time()
+                self.call_off()
 
     def end(self) -> None:
         if self.active:
-            self._past_s += anyio.current_time() - self._began
             self.active = False
-            self._tell()
+            if self._tell is not None:
+                self.call_in(self._left_s, self._tell)
+            if self._over is not None:
+                self._over.set()
+                self._over = None
 
     async def over(self) -> None:
         """Wait until nothing is paused."""
         while self.active:
-            await self._change()
+            self._over = self._over or anyio.Event()
+            await self._over.wait()
 
-    async def sleep(self, seconds: float) -> None:
-        """Sleep, without counting pauses."""
-        until = self._time() + seconds
-        while (left := until - self._time()) > 0:
-            await self.over()
-            with anyio.move_on_after(left):
-                await self._change()
+    def call_in(self, seconds: float, tell: Callable[[], None]) -> None:
+        """Call `tell` after so long, pauses not counted."""
+        self._tell, self._left_s = tell, max(seconds, 0)
+        if not self.active:
+            self._alarm = asyncio.get_running_loop().call_later(self._left_s, tell)
 
-    def _time(self) -> float:
-        """A clock that stands still in a pause."""
-        return (self._began if self.active else anyio.current_time()) - self._past_s
-
-    async def _change(self) -> None:
-        if self._changed is None:
-            self._changed = anyio.Event()
-        await self._changed.wait()
-
-    def _tell(self) -> None:
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
+    def call_off(self) -> None:
+        """What is not called yet won't be."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
 
 def paused_s(events: Sequence[Event]) -> float:

@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import anyio
@@ -45,6 +46,15 @@ PROGRAMS_KEPT = 256
 """Programs that stay loaded, each for other arguments."""
 
 
+@dataclass(slots=True, eq=False)
+class Held:
+    """An episode that the worker has claimed."""
+
+    delivery: Delivery
+    owner: EpisodeOwner | None = None
+    """None until its program is loaded."""
+
+
 class Worker:
     """Runs episodes from the queue until drained or cancelled.
 
@@ -74,11 +84,14 @@ class Worker:
         """The one used last stands last."""
         self._connections = Connections(models)
         self._hosted: set[tuple[str, str]] = set()
-        self._owners: set[EpisodeOwner] = set()
-        self._running = 0
-        self._idle = anyio.Event()
+        self._held: set[Held] = set()
+        self._let_go = anyio.Event()
+        """Set when the next of them is."""
+        self._woken: list[Held] = []
+        self._any_woken = anyio.Event()
         self._draining = anyio.Event()
         self._since = utc_now()
+        telemetry.EPISODES_RUNNING.watch(self, lambda worker: worker.running)
 
     async def run(self) -> None:
         """Run episodes until drained.
@@ -101,13 +114,14 @@ class Worker:
                     partial(announce, self._bus, self._nodes, who=f"worker {self.name}")
                 )
                 tasks.start_soon(self._watch_server)
+                tasks.start_soon(self._go_on_with_woken, tasks)
                 async with anyio.create_task_group() as taking:
                     taking.start_soon(self._stop_taking, taking)
                     while True:
                         self._start(tasks, await consumer.take())
-                while self._running:
-                    self._idle = anyio.Event()
-                    await self._idle.wait()
+                while self._held:
+                    self._let_go = anyio.Event()
+                    await self._let_go.wait()
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             refused, _ = group.split(WorkerRefusedError)
@@ -115,13 +129,15 @@ class Worker:
                 raise
             raise first_error(refused) from None
         finally:
+            for held in tuple(self._held):
+                self._release(held)
             with anyio.move_on_after(2, shield=True):
                 await self._connections.aclose()
 
     @property
     def running(self) -> int:
-        """Episodes that it runs now."""
-        return self._running
+        """Episodes that it owns now, those included that wait."""
+        return len(self._held)
 
     @property
     def draining(self) -> bool:
@@ -133,7 +149,7 @@ class Worker:
             "status": "draining" if self.draining else "ok",
             "worker": self.name,
             "version": self._version,
-            "running": self._running,
+            "running": self.running,
             "slots": self._slots,
         }
 
@@ -145,58 +161,70 @@ class Worker:
         await self._draining.wait()
         taking.cancel_scope.cancel()
 
+    # --- episodes --------------------------------------------------------------------------------------------------
+
     def _start(self, tasks: TaskGroup, delivery: Delivery) -> None:
-        self._running += 1
-        tasks.start_soon(self._episode, delivery)
+        held = Held(delivery)
+        self._held.add(held)
+        tasks.start_soon(self._go_on, held)
 
-    async def _episode(self, delivery: Delivery) -> None:
-        event = delivery.event
-        telemetry.EPISODES_RUNNING.add(1)
-        try:
-            with telemetry.about(episode=event.episode_id, run=event.run_id, worker=self.name):
-                await self._own(delivery)
-        finally:
-            telemetry.EPISODES_RUNNING.add(-1)
-            self._running -= 1
-            self._idle.set()
+    async def _go_on(self, held: Held) -> None:
+        """Work on an episode until it is over, here at least, or waits."""
+        event = held.delivery.event
+        with telemetry.about(episode=event.episode_id, run=event.run_id, worker=self.name):
+            waiting = await self._own(held)
+        if waiting is None:
+            self._release(held)
+        else:
+            waiting.rest(partial(self._rouse, held))
 
-    async def _own(self, delivery: Delivery) -> None:
+    def _rouse(self, held: Held) -> None:
+        self._woken.append(held)
+        self._any_woken.set()
+
+    async def _go_on_with_woken(self, tasks: TaskGroup) -> None:
+        while True:
+            await self._any_woken.wait()
+            self._any_woken = anyio.Event()
+            while self._woken:
+                tasks.start_soon(self._go_on, self._woken.pop())
+
+    def _release(self, held: Held) -> None:
+        if held.owner is not None:
+            held.owner.close()
+        self._held.discard(held)
+        self._let_go.set()
+
+    async def _own(self, held: Held) -> EpisodeOwner | None:
+        """Returns the owner if it waits now."""
+        delivery, owner, refusal = held.delivery, held.owner, None
         event = delivery.event
-        if not isinstance(event.data, EpisodeRequested) or event.episode_id is None:
-            await bury(delivery, f"expected episode.requested, got {event.type}")
-            return
-        program, refusal = Program(nodes=()), None
-        try:
-            await self._check_code(event, event.data.code_version)
-            program = self._load(event.data)
-        except WorkerRefusedError:
-            raise  # the fault is this worker's, so the claim stays unsettled: others can run it
-        except AWorldError as error:
-            logger.warning("episode %s can't run: %s", event.episode_id, error)
-            refusal = f"{type(error).__name__}: {error}"
-        owner = EpisodeOwner(
-            bus=self._bus,
-            requested=event,
-            program=program,
-            worker=self.name,
-            connect=self._connections.borrowed,
-            delivery=delivery,
-        )
+        if owner is None:
+            if not isinstance(event.data, EpisodeRequested) or event.episode_id is None:
+                await bury(delivery, f"expected episode.requested, got {event.type}")
+                return None
+            program, refusal = await self._program(event, event.data)
+            owner = held.owner = EpisodeOwner(
+                bus=self._bus,
+                requested=event,
+                program=program,
+                worker=self.name,
+                connect=self._connections.borrowed,
+                delivery=delivery,
+            )
         fenced: list[BaseException] = []
         unreadable: list[BaseException] = []
-        self._owners.add(owner)
         try:
             # One that can't run here still ends, with the reason in its log: nobody waits for it in vain.
-            await owner.run(refusal=refusal)
+            if await owner.work(refusal=refusal) is None:
+                return owner
         except* Fenced as group:
             fenced.append(first_error(group))
         except* EventError as group:
             unreadable.append(first_error(group))
-        finally:
-            self._owners.discard(owner)
         if unreadable:  # its log: that must not take every worker down in turn
             await self._fail(delivery, unreadable[0])
-            return
+            return None
         if fenced:
             logger.info("%s goes to another worker: %s", owner.log, fenced[0])
         else:
@@ -204,6 +232,22 @@ class Worker:
         # Also where it was taken over: either the claim is lost, and this gives its slot back, or the episode had been
         # queued twice, and whoever has it now holds the other claim.
         await delivery.ack()
+        return None
+
+    async def _program(self, event: Event, data: EpisodeRequested) -> tuple[Program, str | None]:
+        """What the episode runs; or nothing, and why not.
+
+        Raises:
+            WorkerRefusedError: the fault is this worker's, so the claim stays unsettled: others can run it.
+        """
+        try:
+            await self._check_code(event, data.code_version)
+            return self._load(data), None
+        except WorkerRefusedError:
+            raise
+        except AWorldError as error:
+            logger.warning("episode %s can't run: %s", event.episode_id, error)
+            return Program(nodes=()), f"{type(error).__name__}: {error}"
 
     async def _fail(self, delivery: Delivery, error: BaseException) -> None:
         """Leave an episode that no log can tell of to another try; after the last one its run learns of it."""
@@ -253,8 +297,9 @@ class Worker:
 
     async def _watch_server(self) -> None:
         async for _ in restarts(self._bus):
-            for owner in tuple(self._owners):
-                owner.look()
+            for held in tuple(self._held):
+                if held.owner is not None:
+                    held.owner.look()
 
     def _nodes(self) -> Iterable[NodeInfo]:
         common = {
@@ -263,8 +308,8 @@ class Worker:
             "host": socket.gethostname(),
             "since": self._since,
         }
-        detail = {"slots": self._slots, "running": self._running}
-        load = self._running / self._slots
+        detail = {"slots": self._slots, "running": self.running}
+        load = self.running / self._slots
         yield NodeInfo.model_validate(
             {
                 "name": f"worker/{self.name}",
