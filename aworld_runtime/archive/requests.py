@@ -63,6 +63,7 @@ class Requests:
         self, episode_id: str, requested: Event, on_end: Callable[[], object] | None = None
     ) -> None:
         """Queue an episode; `on_end` is called once its end is in the run's log."""
+        requested = requested.kept_at(0)  # until the episode ends
         self._unfinished[episode_id] = _Unfinished(requested, on_end)
         await self._put(requested)
 
