@@ -199,10 +199,15 @@ class Archiver:
             if not is_marker(entry.log):
                 first, last = spans.get(entry.log, (entry.first, entry.last))
                 spans[entry.log] = (min(first, entry.first), max(last, entry.last))
-        limiter = anyio.CapacityLimiter(LOGS_AT_ONCE)
+        logs = iter(spans.items())
+
+        async def copy_logs() -> None:
+            for log, (first, last) in logs:
+                await self._copy_log(log, first, last)
+
         async with anyio.create_task_group() as group:
-            for log, (first, last) in spans.items():
-                group.start_soon(self._copy_log, limiter, log, first, last)
+            for _ in range(min(LOGS_AT_ONCE, len(spans))):
+                group.start_soon(copy_logs)
         cursor = entries[-1].cursor
         await self._persist(lambda: self._store.set_cursor(follower, cursor))
         before, self.cursor = self.cursor, cursor
@@ -213,20 +218,17 @@ class Archiver:
             if entry.log in self._markers:
                 self._markers[entry.log].set()
 
-    async def _copy_log(
-        self, limiter: anyio.CapacityLimiter, log: str, first: int, last: int
-    ) -> None:
-        async with limiter:
-            if log in self.incidents:
-                return
-            try:
-                await self._copy(log, first, last)
-            except (EventError, LogRewoundError, LostEvents) as error:
-                if isinstance(error, EventError) and await self._bus.feed_id() != self.feed_id:
-                    return  # large content went with the server; who puts it back has it archived anew
-                self.incidents[log] = error
-                telemetry.INCIDENTS.add()
-                logger.error("log %s is not archived from event %d on: %s", log, first, error)
+    async def _copy_log(self, log: str, first: int, last: int) -> None:
+        if log in self.incidents:
+            return
+        try:
+            await self._copy(log, first, last)
+        except (EventError, LogRewoundError, LostEvents) as error:
+            if isinstance(error, EventError) and await self._bus.feed_id() != self.feed_id:
+                return  # large content went with the server; who puts it back has it archived anew
+            self.incidents[log] = error
+            telemetry.INCIDENTS.add()
+            logger.error("log %s is not archived from event %d on: %s", log, first, error)
 
     async def _copy(self, log: str, first: int, last: int) -> None:
         announced = first
