@@ -15,14 +15,19 @@ from hypothesis import strategies as st
 
 from aworld_runtime.events import EpisodeCancelled, MessagePosted, utc_now
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
-from tests.contracts.checked_bus import CheckedBus, Member, Owner, Taken
+from tests.contracts.checked_bus import DEADLINE_S, CheckedBus, Member, Owner, Taken
 
 T = TypeVar("T")
 
 LEASE = 3
 """Units of time."""
 QUEUE = EPISODES_QUEUE
-LOGS = (episode_log("1"), episode_log("2"))
+CALLS = "tools"
+"""A queue of requests."""
+SLOW = "environments"
+"""A queue of work that takes its time."""
+EPISODES = ("1", "2")
+LOGS = tuple(map(episode_log, EPISODES))
 
 
 class History:
@@ -32,6 +37,7 @@ class History:
         self.bus = bus
         self.unit_s = unit_s
         self.members: list[Member] = []
+        self.frozen: list[Member] = []
         self.owners: list[Owner] = []
         self.taken: list[Taken] = []
 
@@ -53,6 +59,24 @@ class History:
             self.taken += await self.bus.take(dying, 1)
             await self.bus.crash(dying)
 
+    async def freeze(self, member: int) -> None:
+        """With its process, at work; others take over."""
+        for frozen in nth(self.members, member):
+            self.members.remove(frozen)
+            self.taken += await self.bus.take(frozen, 1)
+            self.bus.freeze(frozen)
+            self.frozen.append(frozen)
+
+    async def thaw(self, member: int) -> None:
+        """It goes on, and thinks that it still has its work."""
+        for thawed in nth(self.frozen, member):
+            self.frozen.remove(thawed)
+            self.bus.thaw(thawed)
+            self.members.insert(0, thawed)
+
+    async def work_slowly(self) -> None:
+        await self.bus.work_slowly(SLOW)
+
     async def take(self, member: int, at_most: int) -> None:
         for taker in nth(self.members, member):
             self.taken += await self.bus.take(taker, at_most)
@@ -68,11 +92,27 @@ class History:
             self.taken.remove(work)
             await self.bus.retry(work, None if after is None else after * self.unit_s)
 
-    async def fail_again_and_again(self, member: int, times: int) -> None:
+    async def fail_again_and_again(self, member: int, times: int, after: int) -> None:
         for worker in nth(self.members, member):
             for _ in range(times):
                 for work in await self.bus.take(worker, 1):
-                    await self.bus.retry(work, 0)
+                    await self.bus.retry(work, after * self.unit_s)
+
+    async def take_over(self, member: int, at_most: int, saying: str) -> None:
+        """Who had it until then says something of it before it knows."""
+        for heir in nth(self.members, member):
+            taken = await self.bus.take(heir, at_most)
+            for former in [
+                x for x in self.taken if any(work.held.former is x.held for work in taken)
+            ]:
+                self.taken.remove(former)
+                if saying == "done":
+                    await self.bus.ack(former)
+                elif saying == "failed":
+                    await self.bus.retry(former, 0)
+                else:
+                    await self.bus.give_up(former)
+            self.taken += taken
 
     async def give_up(self, one: int) -> None:
         for work in self.works(one):
@@ -137,6 +177,18 @@ class History:
         ]
         for _ in range(1 + twice):
             await self.bus.send_mail(self.log(log), *events)
+
+    async def reply_by_mail(self, episode: int) -> None:
+        await self.bus.reply_by_mail(EPISODES[episode])
+
+    # calls and broadcasts
+
+    async def request(self, client: int, answers: int) -> None:
+        timeout_s = DEADLINE_S if answers else self.unit_s
+        await self.bus.request(CALLS, client, answers=answers, timeout_s=timeout_s)
+
+    async def broadcast(self, client: int, number: int) -> None:
+        await self.bus.broadcast(client, number)
 
     # logs
 
@@ -220,6 +272,7 @@ def then(*parts: Steps) -> Steps:
 NOTHING: Steps = st.just([])
 NEWEST = SAME = st.just(0)
 FORMER = st.just(1)
+OLDEST = st.just(-1)
 ANY = st.integers(0, 4)
 EITHER = st.integers(0, 1)
 FEW = st.integers(1, 3)
@@ -232,7 +285,12 @@ put = step(History.put, number=FEW, client=EITHER, twice=MAYBE)
 put_later = step(History.put_later, after=FEW, twice=MAYBE)
 take = step(History.take, member=ANY, at_most=FEW)
 die = step(History.crash, member=NEWEST)
-fail = step(History.fail_again_and_again, member=ANY, times=st.integers(2, 4))
+fail = step(
+    History.fail_again_and_again,
+    member=ANY,
+    times=st.integers(2, 4),
+    after=st.sampled_from([0, 1]),
+)
 settle = one_of(
     step(History.ack, one=ANY, another=MAYBE),
     step(History.retry, one=ANY, after=st.sampled_from([0, 1, 2, None])),
@@ -254,6 +312,9 @@ COMMON = [
 ]
 RARE = [
     step(History.leave, member=ANY),
+    step(History.freeze, member=ANY),
+    step(History.thaw, member=ANY),
+    step(History.work_slowly),
     step(History.crash, member=ANY),
     step(History.put_too_late),
     step(History.read_mail, owner=ANY),
@@ -267,6 +328,9 @@ RARE = [
     step(History.fork, log=EITHER, back=st.integers(0, 2)),
     step(History.unlink, log=EITHER, keep=KEEP, stale=MAYBE),
     step(History.tail, log=EITHER, start=st.integers(1, 8), client=EITHER),
+    step(History.reply_by_mail, episode=EITHER),
+    step(History.request, client=EITHER, answers=st.integers(0, 2)),
+    step(History.broadcast, client=EITHER, number=FEW),
     step(History.follow_the_feed, processed=st.integers(0, 9), client=EITHER, then_trim=MAYBE),
 ]
 STORIES = [
@@ -275,19 +339,44 @@ STORIES = [
         step(History.put, number=st.just(1), client=EITHER, twice=NO),
         join,
         die,
-        take,
         one_of(
-            step(History.ack, one=FORMER, another=NO),
-            step(History.retry, one=FORMER, after=st.just(0)),
-            step(History.give_up, one=FORMER),
+            then(take, step(History.ask, one=FORMER)),
+            step(
+                History.take_over,
+                member=ANY,
+                at_most=FEW,
+                saying=st.sampled_from(["done", "failed", "given up"]),
+            ),
         ),
         step(History.ask, one=NEWEST),
     ),
     then(put, join, die, take, settle, settle),
+    # Its process was only stopped. Others took over when it goes on, or leaves.
+    then(
+        step(History.put, number=st.just(1), client=EITHER, twice=NO),
+        join,
+        step(History.freeze, member=NEWEST),
+        join,
+        step(History.take, member=NEWEST, at_most=FEW),
+        step(History.thaw, member=NEWEST),
+        one_of(NOTHING, step(History.leave, member=OLDEST), step(History.ask, one=FORMER)),
+        step(History.ask, one=NEWEST),
+        settle,
+    ),
     # Or who gets it fails at it.
     then(put, join, die, fail, see_to_the_dead),
-    # Work is given back.
-    then(put, join, take, step(History.leave, member=NEWEST), take, settle),
+    # Work is given back, while other work waits.
+    then(
+        step(History.put, number=st.just(3), client=EITHER, twice=NO),
+        join,
+        step(History.take, member=NEWEST, at_most=EITHER.map(lambda more: 1 + more)),
+        step(History.leave, member=NEWEST),
+        join,
+        step(History.take, member=NEWEST, at_most=FEW),
+        settle,
+    ),
+    # Somebody waits for work that is not due.
+    then(join, step(History.put_later, after=st.just(3), twice=NO), take),
     # An owner has read its mail when another takes over, and goes on.
     then(
         claim,
@@ -302,6 +391,6 @@ STORIES = [
     then(claim, append, mail, unlink, append, mail, restore, append),
 ]
 PROGRAMS = st.tuples(
-    *(join, join, claim, one_of(*STORIES)),
+    *(one_of(NOTHING, then(join, join)), claim, one_of(*STORIES)),
     st.lists(one_of(NOTHING, *COMMON, *RARE, *STORIES * 2), min_size=6, max_size=16),
 ).map(lambda drawn: [*chain(*drawn[:-1], *drawn[-1])])

@@ -128,6 +128,8 @@ class Held:
     delivery: Delivery
     former: Held | None
     """Who had it until then."""
+    free_since: float
+    """When it could first be got."""
 
 
 @dataclass(eq=False)
@@ -137,10 +139,8 @@ class Work:
     """Its place among all work of the queue."""
     since: float
     until: float
-    fresh: bool
-    """Put without a delay, and nobody has had it."""
     placed: bool
-    """Fresh; or, where time is exact, given back: it comes before all fresh work that was put later."""
+    """Fresh, given back, or lost by its holder: it comes before all such work that was put later."""
     late: bool
     """Its deadline has passed: it goes to the dead letters when somebody reads it."""
     doubtful: bool = False
@@ -170,9 +170,8 @@ class ModelQueue:
     repeated: set[str] = field(default_factory=set[str])
     """Events that were put more than once."""
     in_order: bool = True
-    """Whether what nobody had yet comes in the order it was put: one consumer's does; of several, each may hold some."""
+    """Whether what has its place comes in that order: one consumer's does; of several, each may hold some."""
     put: int = 0
-    joined: int = 0
 
     def add(
         self, event: Event, since: float, until: float, *, delayed: bool = False, late: bool = False
@@ -180,10 +179,14 @@ class ModelQueue:
         self.put += 1
         if any(work.event.id == event.id for work in self.work):
             self.repeated.add(event.id)
-        fresh = not delayed
-        self.work.append(Work(event, self.put, since, until, fresh=fresh, placed=fresh, late=late))
+        self.work.append(Work(event, self.put, since, until, placed=not delayed, late=late))
         if delayed:
             self._doubt(self.work[-1])
+
+    def joined(self, *, alone: bool) -> None:
+        """Somebody is there now whom nobody disturbs, or not."""
+        free = all(work.holder is None for work in self.work)
+        self.in_order = self.exact or (alone and free)
 
     def wanted(self) -> list[Work]:
         """What consumers get sooner or later."""
@@ -212,16 +215,15 @@ class ModelQueue:
         assert fitting or not self.exact, f"{what} had {free[0].deliveries} deliveries before"
         # Of copies that can't be told apart, the surest: what is left then may only come later, or not at all.
         work = min(fitting or free, key=lambda w: (w.doubtful, not w.placed, w.until, w.number))
-        if work.fresh and self.in_order:
+        if work.placed and self.in_order:
             older = [w for w in self.wanted() if w.placed and w.number < work.number]
             waiting = [w for w in older if w.until <= asked]
             assert not waiting, f"{what} overtakes {waiting[0].event.source}"
         # Servers count what was in the buffer of a consumer that died, though nobody saw it.
         assert self.exact or delivery.count > work.deliveries or self._has_twin(work), what
         work.deliveries, work.doubtful = delivery.count, False
-        work.fresh, work.placed = False, work.placed and self.exact
+        work.holder = Held(work, by, delivery, former=work.holder, free_since=work.since)
         work.since = work.until = NEVER
-        work.holder = Held(work, by, delivery, former=work.holder)
         return work.holder
 
     def counts(self, held: Held, now: float) -> bool | None:
@@ -253,6 +255,11 @@ class ModelQueue:
         """Whoever is called so renews no leases any more."""
         for work in self._held_by(by):
             work.since, work.until = min(work.since, end), end
+
+    def renew(self, by: str) -> None:
+        """It does so again."""
+        for work in self._held_by(by):
+            work.until = NEVER
 
     def release(self, by: str, now: float) -> None:
         """What it holds is given back."""

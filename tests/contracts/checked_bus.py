@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -13,7 +13,8 @@ import anyio
 import pytest
 
 from aworld_runtime.bus import Bus, Consumer, Delivery, FeedEntry, Mail
-from aworld_runtime.errors import Fenced, NotFoundError
+from aworld_runtime.bus.base import lane_of
+from aworld_runtime.errors import Fenced, NotFoundError, QueueFullError, RequestTimeoutError
 from aworld_runtime.events import (
     EpisodeForked,
     EpisodeTakenOver,
@@ -22,6 +23,7 @@ from aworld_runtime.events import (
     MessagePosted,
     utc_now,
 )
+from aworld_runtime.names import episode_log
 from tests.contracts.bus_model import (
     NEVER,
     Held,
@@ -35,10 +37,14 @@ from tests.waiting import wait_until
 T = TypeVar("T")
 
 DEADLINE_S = 5.0
+LIMIT = 8
+"""So much work or mail may wait; `LIMITS` for the bus's URL."""
+LIMITS = f"queue_limit={LIMIT}&mail_limit={LIMIT}"
 BACKOFF_S = 1.0
 """The longest wait before a retry that names none: the second."""
 MILLISECOND_S = 0.002
 """A server counts these, and rounds."""
+TRIES = 5
 BLINK_S = 0.03
 """How long nothing must come where nothing may come."""
 
@@ -53,6 +59,8 @@ class Member:
     place: AbstractAsyncContextManager[Consumer]
     room: int
     """How much more it may hold."""
+    left: bool = False
+    """Nobody tells it of anything any more."""
 
 
 @dataclass(eq=False)
@@ -93,6 +101,17 @@ async def soon(awaitable: Awaitable[T]) -> T:
         return await awaitable
 
 
+async def _accepts(there: tuple[int, int], sending: Awaitable[None]) -> bool:
+    """Whether more is taken where so much waits already, at least and at most."""
+    try:
+        await soon(sending)
+    except QueueFullError:
+        assert there[1] >= LIMIT, f"refused, though there is room: {there}"
+        return False
+    assert there[0] < LIMIT, f"accepted, though it is full: {there}"
+    return True
+
+
 async def nothing_from(awaitable: Awaitable[object]) -> None:
     with anyio.move_on_after(BLINK_S) as scope:
         unexpected = await awaitable
@@ -106,12 +125,20 @@ class CheckedBus:
     With `exact` time, all that the bus says is known before; else what is only due may have happened or not.
     """
 
-    def __init__(self, *clients: Bus, lease_s: float, exact: bool) -> None:
+    def __init__(
+        self,
+        *clients: Bus,
+        lease_s: float,
+        exact: bool,
+        renew: Callable[[str, bool], None] | None = None,
+    ) -> None:
         self.clients = clients
         self.logs: dict[str, ModelLog] = {}
         self.queues: dict[str, ModelQueue] = {}
         self._lease_s = lease_s
         self._exact = exact
+        self._renew = renew
+        """Says of a consumer whether its leases are renewed; None where its process can't be stopped alone."""
         self._cursor = "0"
         self._places: dict[str, int] = {}
         """How many appends of each log lie before the cursor."""
@@ -145,13 +172,13 @@ class CheckedBus:
         place = bus.consume(queue, consumer=name, credit=credit, lease_s=self._lease_s)
         consumer = await place.__aenter__()
         self._open.push_async_callback(place.__aexit__, None, None, None)
-        model.in_order = model.in_order and (self._exact or not model.joined)
-        model.joined += 1
+        model.joined(alone=all(member.queue != queue for member in self._members))
         self._members.append(Member(name, queue, consumer, place, credit))
         return self._members[-1]
 
     async def leave(self, member: Member) -> None:
         await member.place.__aexit__(None, None, None)
+        member.left = True
         self.queue(member.queue).release(member.name, anyio.current_time())
         self._members.remove(member)
 
@@ -159,8 +186,40 @@ class CheckedBus:
         member.consumer.abandon()
         model = self.queue(member.queue)
         model.expire(member.name, anyio.current_time() + self._lease_s)
-        model.in_order = model.in_order and self._exact
         self._members.remove(member)
+
+    def freeze(self, member: Member) -> None:
+        """Its process is stopped, where it can be."""
+        if self._renew is not None:
+            self._renew(member.name, False)
+            self.queue(member.queue).expire(member.name, anyio.current_time() + self._lease_s)
+
+    def thaw(self, member: Member) -> None:
+        """It goes on."""
+        if self._renew is not None:
+            self._renew(member.name, True)
+            self.queue(member.queue).renew(member.name)
+
+    async def work_slowly(self, queue: str) -> None:
+        """Who lives keeps its work for longer than a lease; unless the machine is too busy, which it isn't always."""
+        for _ in range(TRIES):
+            if not await self._is_stolen(queue):
+                return
+        raise AssertionError("work was taken from who is alive, again and again")
+
+    async def _is_stolen(self, queue: str) -> bool:
+        one, other = [
+            bus.consume(queue, consumer=f"worker-{uuid4().hex[:8]}", lease_s=self._lease_s)
+            for bus in self.clients
+        ]
+        async with one as slow, other as thief:
+            await self.clients[0].put(queue, self.note("slow work"))
+            delivery = await soon(slow.take())
+            with anyio.move_on_after(1.5 * self._lease_s):
+                await (await thief.take()).ack()
+                return True
+            await delivery.ack()
+            return False
 
     async def take(self, member: Member, at_most: int) -> list[Taken]:
         """What must come soon does, and what may not come doesn't; where neither is sure, nothing is tried."""
@@ -191,7 +250,7 @@ class CheckedBus:
             )
             if not self._exact:
                 # What was in a consumer's buffer has lived half its lease when it is taken, at most.
-                held.work.since = began + self._lease_s / 2
+                held.work.since = max(began - self._lease_s / 2, held.free_since) + self._lease_s
             taken.append(Taken(held, member))
         return taken
 
@@ -208,8 +267,6 @@ class CheckedBus:
 
     async def _take_nothing(self, member: Member) -> None:
         await nothing_from(member.consumer.take())
-        model = self.queue(member.queue)
-        model.in_order = model.in_order and self._exact
 
     async def ack(self, *several: Taken) -> None:
         await several[0].member.consumer.ack([taken.delivery for taken in several])
@@ -237,7 +294,8 @@ class CheckedBus:
     async def ask(self, taken: Taken) -> None:
         """Whose it is; who has lost it to another learns so."""
         model, held = self.queue(taken.queue), taken.held
-        if not taken.settled and held.work.holder and held.work.holder.former is held:
+        told = not (taken.settled or taken.member.left)
+        if told and held.work.holder and held.work.holder.former is held:
             await wait_until(lambda: taken.delivery.lost, description="that its loss is known")
         standing = await taken.delivery.standing()
         if held.work.holder is not held:
@@ -260,16 +318,17 @@ class CheckedBus:
 
     async def put(self, queue: str, *events: Event, client: int = 0, late: bool = False) -> None:
         copies = [event.model_copy() for event in events]  # in memory they are told apart so
-        await self.clients[client].put(queue, *copies)
-        for event in copies:
+        if await _accepts(self._unsettled(queue), self.clients[client].put(queue, *copies)):
             now = anyio.current_time()
-            self.queue(queue).add(event, now, now, late=late)
+            for event in copies:
+                self.queue(queue).add(event, now, now, late=late)
 
     async def put_later(self, queue: str, event: Event, after_s: float) -> None:
         began, event = anyio.current_time(), event.model_copy()
-        await self.clients[0].put(queue, event, at=utc_now() + timedelta(seconds=after_s))
-        since = began + after_s * 0.9  # wall time passes, even where the loop's stands still
-        self.queue(queue).add(event, since, anyio.current_time() + after_s, delayed=True)
+        putting = self.clients[0].put(queue, event, at=utc_now() + timedelta(seconds=after_s))
+        if await _accepts(self._unsettled(queue), putting):
+            since = began + after_s * 0.9  # wall time passes, even where the loop's stands still
+            self.queue(queue).add(event, since, anyio.current_time() + after_s, delayed=True)
 
     async def see_to_dead(self, queue: str, pick: int, *, again: bool) -> None:
         model, bus = self.queue(queue), self.clients[0]
@@ -360,8 +419,20 @@ class CheckedBus:
     # mail
 
     async def send_mail(self, log: str, *events: Event) -> None:
-        await self.clients[1].send_mail(log, *events)
-        self.log(log).send(events)
+        await self._mailed(log, events, self.clients[1].send_mail(log, *events))
+
+    async def reply_by_mail(self, episode_id: str) -> None:
+        """What an episode asked for is answered to its log."""
+        question = MessagePosted(content="question")
+        request, answer = self.event(question, episode_id=episode_id), self.note("answer")
+        replying = self.clients[0].reply(request, answer)
+        await self._mailed(episode_log(episode_id), [answer], replying)
+
+    async def _mailed(self, log: str, events: Sequence[Event], sending: Awaitable[None]) -> None:
+        waiting = self.log(log).mail
+        fullest = max(len(waiting[lane_of(event)]) for event in events)
+        if await _accepts((fullest, fullest), sending):
+            self.log(log).send(events)
 
     async def read_mail(self, owner: Owner) -> None:
         """What its mailbox has not given it yet, control mail first."""
@@ -378,6 +449,49 @@ class CheckedBus:
             owner.unrecorded += mails
         if self._exact:
             await nothing_from(anext(owner.box))
+
+    # calls and broadcasts
+
+    async def request(self, queue: str, client: int, *, answers: int, timeout_s: float) -> None:
+        """Somebody works for a caller that waits. The first answer counts; without one it waits until its deadline."""
+        caller, other = self.clients[client], self.clients[1 - client]
+        question, replies = self.note("question"), [self.note("answer") for _ in range(answers)]
+
+        async def work() -> None:
+            async with other.consume(queue, consumer=f"worker-{uuid4().hex[:8]}") as consumer:
+                delivery = await soon(consumer.take())
+                assert delivery.event.id == question.id
+                deadline = delivery.event.deadline
+                assert deadline is not None
+                assert deadline <= other.now() + timedelta(seconds=timeout_s + MILLISECOND_S)
+                for reply in replies:
+                    await other.reply(delivery.event, reply)
+                await delivery.ack()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work)
+            if replies:
+                answer = await soon(caller.request(queue, question, timeout_s=timeout_s))
+                assert answer.id == replies[0].id
+            else:
+                with pytest.raises(RequestTimeoutError):
+                    await soon(caller.request(queue, question, timeout_s=timeout_s))
+
+    async def broadcast(self, client: int, number: int) -> None:
+        """Who listens hears all of it, and nothing else."""
+        async with AsyncExitStack() as stack:
+            listening = [
+                await stack.enter_async_context(bus.listen(channel))
+                for channel in ("other", "news", "news")
+                for bus in self.clients
+            ]
+            for value in range(number):
+                await self.clients[client].broadcast("news", value)
+            await self.clients[client].broadcast("other", "last")
+            for heard in listening[:2]:
+                assert await soon(anext(heard)) == "last"
+            for heard in listening[2:]:
+                assert [await soon(anext(heard)) for _ in range(number)] == [*range(number)]
 
     # feed
 
@@ -441,10 +555,14 @@ class CheckedBus:
         assert all(dead.id for dead in model.dead), "a dead letter is missing"
 
     async def _check_backlog(self, name: str) -> None:
-        model = self.queue(name)
-        least = sum(not (work.late or work.doubtful) for work in model.work)
-        backlog = await self.clients[1].backlog(name)
-        assert (len(model.work) if self._exact else least) <= backlog <= len(model.work)
+        least, most = self._unsettled(name)
+        assert least <= await self.clients[1].backlog(name) <= most
+
+    def _unsettled(self, queue: str) -> tuple[int, int]:
+        """How much work the queue has at least, and at most."""
+        model = self.queue(queue)
+        sure = sum(not (work.late or work.doubtful) for work in model.work)
+        return len(model.work) if self._exact else sure, len(model.work)
 
     async def check_nothing_is_lost(self) -> None:
         """Everybody leaves; then all work that was not settled comes, and all mail that was not recorded."""

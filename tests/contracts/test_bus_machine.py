@@ -3,7 +3,7 @@
     consumers  join, take, settle, leave, die and come back late ─┐
     owners     claim an episode, append, read and record mail,    ├─▶ checked_bus.py ─▶ bus
                repeat what was done, go on when others took over  │         └─▶ bus_model.py
-    others     put, mail, fork, unlink, restore, trim, follow    ─┘
+    others     put, mail, call, fork, unlink, restore, follow    ─┘
 
 bus_history.py draws them. In memory the loop's time is the history's own, and nobody waits for it; on servers it
 passes where a history says so.
@@ -24,8 +24,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from aworld_runtime.bus import Bus, open_bus
+from aworld_runtime.bus.redis.heartbeat import Heartbeat, Lease
 from tests.contracts.bus_history import LEASE, PROGRAMS, History, Step
-from tests.contracts.checked_bus import CheckedBus
+from tests.contracts.checked_bus import LIMITS, CheckedBus
 from tests.contracts.loops import JumpingLoop
 
 
@@ -39,6 +40,8 @@ class World:
     unit_s: float
     exact: bool
     """Time passes where a history says so, and nowhere else."""
+    renew: Callable[[str, bool], None] | None = None
+    """Says of a consumer whether its leases are renewed, as they aren't while its process is stopped."""
 
 
 async def run(world: World, program: Sequence[Step]) -> None:
@@ -46,7 +49,9 @@ async def run(world: World, program: Sequence[Step]) -> None:
     async with (
         connect() as one,
         connect() as other,
-        aclosing(CheckedBus(one, other, lease_s=lease_s, exact=world.exact)) as bus,
+        aclosing(
+            CheckedBus(one, other, lease_s=lease_s, exact=world.exact, renew=world.renew)
+        ) as bus,
     ):
         history = History(bus, world.unit_s)
         for number, each in enumerate(program):
@@ -68,7 +73,7 @@ def play(world: World, number: int) -> None:
         derandomize=not soak,
         database=None,
         deadline=None,
-        phases=[Phase.generate, Phase.shrink],
+        phases=[phase for phase in settings().phases if phase in (Phase.generate, Phase.shrink)],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     @given(PROGRAMS)
@@ -81,7 +86,7 @@ def play(world: World, number: int) -> None:
 
 def test_in_memory() -> None:
     def begin() -> Callable[[], AbstractAsyncContextManager[Bus]]:
-        bus = open_bus("memory://")
+        bus = open_bus(f"memory://?{LIMITS}")
         return lambda: nullcontext(bus)
 
     play(World(begin, JumpingLoop(), unit_s=1.0, exact=True), 400)
@@ -95,6 +100,18 @@ def test_on_servers(server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def begin() -> Callable[[], AbstractAsyncContextManager[Bus]]:
         joint = "&" if "?" in server_url else "?"
-        return partial(open_bus, f"{server_url}{joint}namespace=machine-{uuid4().hex}")
+        url = f"{server_url}{joint}{LIMITS}&namespace=machine-{uuid4().hex}"
+        return partial(open_bus, url)
 
-    play(World(begin, asyncio.new_event_loop(), unit_s=0.03, exact=False), 40)
+    leases: dict[str, Lease] = {}
+    add = Heartbeat.add
+
+    def note(heartbeat: Heartbeat, lease: Lease) -> None:
+        leases[lease.consumer] = lease
+        add(heartbeat, lease)
+
+    def renew(consumer: str, renewing: bool) -> None:
+        leases[consumer].renewing = renewing
+
+    monkeypatch.setattr(Heartbeat, "add", note)
+    play(World(begin, asyncio.new_event_loop(), unit_s=0.03, exact=False, renew=renew), 40)

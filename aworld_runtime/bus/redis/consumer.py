@@ -335,7 +335,7 @@ class RedisConsumer:
     def _pop(self) -> RedisDelivery | None:
         """The oldest in the buffer. What is stale there is left to the reader, who gives it back."""
         now = time.monotonic()
-        if not self._buffer or self._unsettled >= self._credit or self._stale(self._buffer[0], now):
+        if not self._buffer or self._stale(self._buffer[0], now):
             return None
         delivery = self._buffer.popleft()
         if not self._buffer:
