@@ -4,10 +4,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 settings.register_profile("soak", max_examples=100_000, deadline=None, print_blob=True)
 """For hours: `--hypothesis-profile=soak --timeout=0`."""
+settings.register_profile("mutants", phases=[Phase.generate])
+"""Whether there is a failure, not the smallest one."""
 
 
 @pytest.fixture(scope="session")
