@@ -228,6 +228,19 @@ LOST_LOGS = Counter(
     "aworld_janitor_lost_logs_total", "Logs that a server lost and that can't be restored."
 )
 
+# --- training ------------------------------------------------------------------------------------------------------
+
+POLICY_VERSION = Gauge("aworld_policy_version", "Version of the weights that this trainer has.")
+STEP_SECONDS = Histogram(
+    "aworld_learner_step_seconds",
+    "Time of a step on this rank of the learner, from rows to new weights.",
+    bounds=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300),
+)
+SAMPLED_TOKENS = Counter("aworld_sampler_tokens_total", "Tokens that this sampler has sampled.")
+SAMPLING = Gauge(
+    "aworld_sampler_completions", "Completions that this sampler works on, or that wait for it."
+)
+
 # --- traces --------------------------------------------------------------------------------------------------------
 
 SPANS = Counter("aworld_otel_spans_total", "Spans that a collector has taken.")

@@ -70,6 +70,9 @@ class TrainConfig(Data):
     """Port of the private server; 0 takes a free one."""
     store: str | None = None
     """URL; none is SQLite in ./.aworld."""
+    health_host: str = HOST
+    health_port: int = Field(default=0, ge=0, lt=65536)
+    """Port at which the launcher answers GET /healthz and /metrics, and the learner's ranks at those after it; 0: none."""
     external_workers: bool = False
     """Start no workers: others join by `aworld worker --bus …`. `worker_num` x `slots` still says how many
     completions the sampler makes at once."""

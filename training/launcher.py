@@ -34,6 +34,7 @@ from aworld_runtime.bus.open import open_bus
 from aworld_runtime.bus.presence import announce, arrivals
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.bus.server import PrivateServer
+from aworld_runtime.cli.health import serve_health
 from aworld_runtime.config import Settings
 from aworld_runtime.errors import AWorldError, Fenced, SamplerError, TrainingError, first_error
 from aworld_runtime.events import Event, NodeJoined, NodeLeft, RunFinished, utc_now
@@ -112,6 +113,7 @@ class Launcher:
             self.began = True
             try:
                 async with anyio.create_task_group() as parts:
+                    await self._answer(parts)
                     await self._announce_itself(parts, bus)
                     self._start_workers(parts, bus, url)
                     parts.start_soon(self._janitor(bus, store, archiver).run)
@@ -168,6 +170,12 @@ class Launcher:
         keeping.start_soon(self._keep_bus, server)
         self._say(f"event bus: private server at {server.url}")
         return server.url
+
+    async def _answer(self, parts: TaskGroup) -> None:
+        """At `/healthz` and `/metrics`, if they are wanted; those of the archive are here."""
+        if port := self._config.health_port:
+            address, said = (self._config.health_host, port), {"status": "ok", "run": self._run_id}
+            await parts.start(serve_health, address, lambda: said)
 
     async def _announce_itself(self, parts: TaskGroup, bus: Bus) -> None:
         """Before any worker joins: those of other code are refused by it."""

@@ -30,6 +30,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from aworld_runtime import telemetry
 from aworld_runtime.errors import CheckpointError, NonFiniteLossError, TrainingError
 from aworld_runtime.training.advantages import ADVANTAGES, row_advantages
 from aworld_runtime.training.checkpoint import (
@@ -167,6 +168,8 @@ class Learner:
             part = self._gradients(microbatches, clock)
             grad_norms.append(self._update(part.loss, rows, clock))
             sums.add(part)
+        seconds = time.perf_counter() - started
+        telemetry.STEP_SECONDS.observe(seconds)
         return StepReport.of(
             rows=rows,
             kept=len(kept),
@@ -176,7 +179,7 @@ class Learner:
             lr=lr,
             step=self.steps,
             policy_version=policy_version,
-            seconds=clock.seconds | {"total": time.perf_counter() - started},
+            seconds=clock.seconds | {"total": seconds},
         )
 
     def close(self) -> None:

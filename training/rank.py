@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Generator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from enum import IntEnum
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import anyio
 
 from aworld_runtime.archive.logs import OpenedToRead
 from aworld_runtime.bus.open import open_bus
+from aworld_runtime.cli.health import health_beside
 from aworld_runtime.cli.log_lines import set_up_logging
 from aworld_runtime.config import RankSettings, Settings
 from aworld_runtime.errors import SamplerError, TrainingError, UsageError
@@ -204,6 +205,15 @@ async def train_or_say_why(folder: RunFolder, learner: Learner) -> None:
         logger.exception("the run has stopped")
 
 
+def answering(folder: RunFolder, rank: int) -> AbstractContextManager[object]:
+    """With `/healthz` and `/metrics` of this rank, if they are wanted."""
+    config, run_id = folder.config, folder.wiring.run_id
+    if not config.health_port:
+        return nullcontext()
+    address = config.health_host, config.health_port + 1 + rank
+    return health_beside(address, lambda: {"status": "ok", "run": run_id, "rank": rank})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -214,6 +224,7 @@ def main() -> None:
     joined = join_ranks(rank=place.rank, world_size=place.world_size, init_method=init)
     with (
         about(run=folder.wiring.run_id),
+        answering(folder, place.rank),
         joined if place.world_size > 1 else nullcontext(ALONE) as ranks,
         closing(
             Learner(

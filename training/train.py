@@ -198,11 +198,13 @@ def _check_addresses(config: TrainConfig) -> None:
         raise ConfigError(
             f"sampler_host={host!r}: is no address of this machine's by which a worker could reach it"
         )
-    ports = {
-        "bus_port": (HOST, 0 if config.bus else config.bus_port),
-        "sampler_port": (host, config.sampler_port),
-    }
-    for key, (at, port) in ports.items():
+    health = range(config.health_port, config.health_port + 1 + config.learner_ranks)
+    ports = [
+        ("bus_port", HOST, 0 if config.bus else config.bus_port),
+        ("sampler_port", host, config.sampler_port),
+        *(("health_port", config.health_host, port) for port in health if config.health_port),
+    ]
+    for key, at, port in ports:
         if port and not port_is_free(port, at):
             raise ConfigError(
                 f"{key}={port}: another program has this port; choose another, or none for a free one"

@@ -24,6 +24,7 @@ from typing import Literal, Protocol
 import anyio
 from anyio.to_thread import run_sync
 
+from aworld_runtime import telemetry
 from aworld_runtime.archive.logs import Kept, Logs
 from aworld_runtime.archive.run_log import RunLog
 from aworld_runtime.bus.base import LEASE_S, Bus, Mail, NodeInfo
@@ -163,6 +164,12 @@ class Trainer:
         self._completing = anyio.Lock()
         self._version = 0
         self._since = utc_now()
+        telemetry.POLICY_VERSION.watch(self, lambda trainer: trainer.policy_version)
+
+    @property
+    def policy_version(self) -> int:
+        """Of the learner's weights."""
+        return self._version
 
     async def run(self) -> None:
         """Train to the last step; everything is in the log when it returns.

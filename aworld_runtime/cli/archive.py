@@ -115,7 +115,7 @@ async def _drain(archiver: Archiver, signals: AsyncIterator[signal.Signals]) -> 
 
         tasks.start_soon(leave)
         await archiver.drain(DRAIN_S)
-        logger.info("archiver: everything is in the store, %d events", archiver.archived)
+        logger.info("archiver: everything is in the store; it copied %d events", archiver.archived)
         tasks.cancel_scope.cancel()
     return code
 

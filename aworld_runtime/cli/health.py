@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
 
 import anyio
 from anyio import TASK_STATUS_IGNORED
 from anyio.abc import SocketAttribute, SocketStream, TaskStatus
+from anyio.from_thread import start_blocking_portal
 from pydantic import JsonValue
 
 from aworld_runtime import telemetry
 from aworld_runtime.errors import ConfigError
 
+JSON = "application/json"
 REQUEST_S = 5.0
 """Seconds a client has to ask and to listen."""
 LONGEST = 8 * 1024
 
+Health = Callable[[], Mapping[str, JsonValue]]
+"""What a process says of itself."""
+
 
 async def serve_health(
     address: tuple[str, int],
-    health: Callable[[], Mapping[str, JsonValue]],
+    health: Health,
     *,
     task_status: TaskStatus[int] = TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer until cancelled; started once it listens, with its port. `health` is what it says of itself.
+    """Answer until cancelled; started once it listens, with its port.
 
     Raises:
         ConfigError: the port is taken.
@@ -33,7 +40,7 @@ async def serve_health(
     try:
         listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
     except OSError as error:
-        raise ConfigError(f"--health {host}:{port}: {error.strerror or error}") from error
+        raise ConfigError(f"health at {host}:{port}: {error.strerror or error}") from error
 
     async def answer(stream: SocketStream) -> None:
         async with stream:
@@ -49,6 +56,25 @@ async def serve_health(
         await listener.serve(answer)
 
 
+@contextmanager
+def health_beside(address: tuple[str, int], health: Health) -> Generator[int]:
+    """The same from a thread of its own, for what is no event loop; gives the port. Raises as `serve_health` does."""
+    with start_blocking_portal() as portal:
+        serving, port = portal.start_task(serve_health, address, health)
+        try:
+            yield port
+        finally:
+            serving.cancel()
+
+
+def metrics_answer() -> tuple[HTTPStatus, str, bytes]:
+    """Status, content type and content of `/metrics`."""
+    try:
+        return HTTPStatus.OK, *telemetry.exposition()
+    except ConfigError as error:
+        return HTTPStatus.NOT_IMPLEMENTED, JSON, _error(str(error))
+
+
 async def _request_line(stream: SocketStream) -> str:
     head = b""
     while b"\r\n\r\n" not in head and len(head) < LONGEST:
@@ -56,23 +82,20 @@ async def _request_line(stream: SocketStream) -> str:
     return head.partition(b"\r\n")[0].decode("latin-1")
 
 
-def _answer(request: str, health: Callable[[], Mapping[str, JsonValue]]) -> bytes:
+def _answer(request: str, health: Health) -> bytes:
     method, _, rest = request.partition(" ")
     path = rest.partition(" ")[0].partition("?")[0]
-    kind = "application/json"
+    kind = JSON
     if method not in {"GET", "HEAD"}:
-        status, content = "405 Method Not Allowed", _error("GET /healthz or /metrics")
+        status, content = HTTPStatus.METHOD_NOT_ALLOWED, _error("GET /healthz or /metrics")
     elif path == "/healthz":
-        status, content = "200 OK", json.dumps(health()).encode()
+        status, content = HTTPStatus.OK, json.dumps(health()).encode()
     elif path == "/metrics":
-        try:
-            status, (kind, content) = "200 OK", telemetry.exposition()
-        except ConfigError as error:
-            status, content = "501 Not Implemented", _error(str(error))
+        status, kind, content = metrics_answer()
     else:
-        status, content = "404 Not Found", _error("GET /healthz or /metrics")
+        status, content = HTTPStatus.NOT_FOUND, _error("GET /healthz or /metrics")
     head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n"
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + (b"" if method == "HEAD" else content)

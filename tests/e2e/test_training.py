@@ -10,7 +10,9 @@ import shutil
 import signal
 import socket
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,17 +55,37 @@ class Finished:
     code: int
     kinds: set[str]
     """Of the nodes that `aworld nodes` listed meanwhile."""
+    metrics: dict[str, str]
+    """What launcher, learner and sampler answered at `/metrics` meanwhile."""
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Finished]:
     """One run for all tests that only look at what it left."""
-    with training_run(tmp_path_factory.mktemp("training") / "run", tiny_model) as run:
+    place, health = tmp_path_factory.mktemp("training"), two_free_ports()
+    with training_run(place / "run", tiny_model, health_port=health) as run:
         run.start()
         run_sync(run.until_told, "step 1/3")
         nodes = run.command("nodes", "--bus", run.wiring.bus, "--json").stdout.splitlines()
         kinds = {json.loads(node)["kind"] for node in nodes}
-        yield Finished(run, run_sync(run.finish), kinds)
+        ports = {"launcher": health, "learner": health + 1, "sampler": run.wiring.sampler_port}
+        metrics = {name: metrics_at(port) for name, port in ports.items()}
+        yield Finished(run, run_sync(run.finish), kinds, metrics)
+
+
+def two_free_ports() -> int:
+    """The first of two, one after the other."""
+    while True:
+        with socket.socket() as first, socket.socket() as second, suppress(OSError, OverflowError):
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            second.bind(("127.0.0.1", port + 1))
+            return port
+
+
+def metrics_at(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        return answer.read().decode()
 
 
 async def test_a_run_ends_by_itself_with_each_episode_counted_once(finished: Finished) -> None:
@@ -116,6 +138,21 @@ def test_its_model_loads_in_transformers_and_has_learned(
 
 def test_its_nodes_were_on_the_bus(finished: Finished) -> None:
     assert finished.kinds >= {"worker", "tool", "environment", "trainer", "sampler", "launcher"}
+
+
+@pytest.mark.parametrize(
+    "part, metric",
+    [
+        ("launcher", "aworld_archiver_events_total"),
+        ("learner", "aworld_policy_version"),
+        ("learner", "aworld_learner_step_seconds_count"),
+        ("learner", "aworld_bus_appended_events_total"),
+        ("sampler", "aworld_sampler_tokens_total"),
+    ],
+)
+def test_its_parts_told_how_they_do(finished: Finished, part: str, metric: str) -> None:
+    values = dict(line.split(" ") for line in finished.metrics[part].splitlines() if line[0] != "#")
+    assert float(values[metric]) >= 1
 
 
 def test_its_counts_are_shown(finished: Finished) -> None:
@@ -210,7 +247,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     assert message in refusal(new_run(), *arguments)
 
 
-@pytest.mark.parametrize("key", ["bus_port", "sampler_port"])
+@pytest.mark.parametrize("key", ["bus_port", "sampler_port", "health_port"])
 def test_a_taken_port_is_refused(new_run: NewRun, taken: int, key: str) -> None:
     assert f"{key}={taken}: another program has this port" in refusal(new_run(), f"{key}={taken}")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -16,8 +18,8 @@ from aworld_runtime import telemetry
 from aworld_runtime.archive.archiver import Archiver
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.server import PrivateServer
-from aworld_runtime.cli.health import serve_health
-from aworld_runtime.errors import Fenced, QueueFullError
+from aworld_runtime.cli.health import health_beside, serve_health
+from aworld_runtime.errors import ConfigError, Fenced, QueueFullError
 from aworld_runtime.events import EpisodeClaimed, Event, MessagePosted
 from aworld_runtime.names import episode_log
 from aworld_runtime.store.open import open_store
@@ -218,6 +220,18 @@ async def test_health_and_metrics_are_served_and_nothing_else() -> None:
         assert (await ask("GET /"))[0] == "404 Not Found"
         assert (await ask("POST /metrics"))[0] == "405 Method Not Allowed"
         tasks.cancel_scope.cancel()
+
+
+def test_what_is_no_event_loop_answers_too() -> None:
+    with health_beside(("127.0.0.1", 0), lambda: {"rank": 1}) as port:
+        url = f"http://127.0.0.1:{port}/healthz"
+        with urllib.request.urlopen(url) as answer:
+            assert json.load(answer) == {"rank": 1}
+        taken = pytest.raises(ConfigError, match=f"health at 127.0.0.1:{port}: .*in use")
+        with taken, health_beside(("127.0.0.1", port), dict):
+            pass
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url)
 
 
 async def test_what_is_refused_for_want_of_room_is_counted(

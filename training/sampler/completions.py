@@ -26,6 +26,8 @@ from starlette.routing import Route
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from aworld_runtime import telemetry
+from aworld_runtime.cli.health import metrics_answer
 from aworld_runtime.errors import SamplerError
 from aworld_runtime.models.tokens import ChatTokenizer
 from aworld_runtime.training.sampler.batching import Batcher, Draft
@@ -70,6 +72,7 @@ def build(
     app = Starlette(
         routes=[
             Route("/health", api.health),
+            Route("/metrics", api.metrics),
             Route("/v1/models", api.models),
             Route("/v1/completions", api.completions, methods=["POST"]),
         ]
@@ -93,6 +96,11 @@ class CompletionsApi:
     async def health(self, _: Request) -> Response:
         """Alive."""
         return Response()
+
+    async def metrics(self, _: Request) -> Response:
+        """For Prometheus."""
+        status, kind, content = metrics_answer()
+        return Response(content, status, media_type=kind)
 
     async def models(self, _: Request) -> Response:
         """The one model."""
@@ -165,12 +173,17 @@ class CompletionsApi:
             for draft in drafts:
                 draft.cancelled = True
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(watch_client)
-            for draft in drafts:
-                self._batcher.submit(draft)
-            await finished.wait()
-            group.cancel_scope.cancel()
+        telemetry.SAMPLING.add(order.n)
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(watch_client)
+                for draft in drafts:
+                    self._batcher.submit(draft)
+                await finished.wait()
+                group.cancel_scope.cancel()
+        finally:
+            telemetry.SAMPLING.add(-order.n)
+            telemetry.SAMPLED_TOKENS.add(sum(len(draft.token_ids) for draft in drafts))
         return drafts
 
     def _generator(self, seed: int | None, index: int) -> torch.Generator:
