@@ -29,7 +29,6 @@ from aworld_runtime.archive.logs import Kept, Logs
 from aworld_runtime.archive.run_log import RunLog
 from aworld_runtime.bus.base import LEASE_S, Bus, Mail, NodeInfo
 from aworld_runtime.bus.presence import announce
-from aworld_runtime.bus.restarts import restarts
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.environments.base import Environment
 from aworld_runtime.errors import (
@@ -156,8 +155,8 @@ class Trainer:
             task, environment, "test", count=config.evaluate_tasks, seed=config.seed
         )
         self._log = RunLog(bus, store, run_id, patience_s=config.stall_timeout_s)
-        self._restored_after_s = restore_after_s + LEASE_S
-        """Seconds until owners have put their logs back, or the janitor has."""
+        self._patience_s = restore_after_s + LEASE_S
+        """Until owners have put their logs back, or the janitor has."""
         self._state = RunState()
         self._changed = anyio.Event()
         self._weights = anyio.Lock()
@@ -559,15 +558,10 @@ class Trainer:
             changed.set()
 
     async def _watch_server(self) -> None:
-        """See to what a server that was restarted may have lost: the log, requests that nobody had begun, and the news
-        that an episode has ended. What goes on is its owner's business, then the janitor's.
+        """See to what a server that was restarted may have lost: requests that nobody had begun, and the news that an
+        episode has ended. What goes on is its owner's business, then the janitor's.
         """
-        feed_id = await self._bus.feed_id()
-        async for _ in restarts(self._bus):
-            await self._log.put_back()
-            await anyio.sleep(self._restored_after_s)
-            lost_all = await self._bus.feed_id() != feed_id
-            feed_id = await self._bus.feed_id()
+        async for lost_all in self._log.losses(patience_s=self._patience_s):
             # What may still be queued is not queued again before the queue is empty.
             while not lost_all and await self._bus.backlog(EPISODES_QUEUE):  # noqa: ASYNC110 - it is other processes'
                 await anyio.sleep(LEASE_S)

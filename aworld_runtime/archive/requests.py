@@ -20,7 +20,6 @@ from aworld_runtime.archive.logs import Logs, Patient
 from aworld_runtime.archive.lost import say_ended, say_lost
 from aworld_runtime.archive.run_log import RunLog
 from aworld_runtime.bus.base import LEASE_S, Bus, Mail
-from aworld_runtime.bus.restarts import restarts
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.events import EpisodeFinished, Event
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
@@ -98,12 +97,7 @@ class Requests:
                     unfinished.ended.set()
 
     async def _watch_server(self) -> None:
-        feed_id = await self._bus.feed_id()
-        async for _ in restarts(self._bus):
-            await self._log.put_back()
-            await anyio.sleep(self._patience_s)
-            lost_all = await self._bus.feed_id() != feed_id
-            feed_id = await self._bus.feed_id()
+        async for lost_all in self._log.losses(patience_s=self._patience_s):
             if lost_all:
                 await say_ended(self._bus, self._logs, self._log.newest, source=self._source)
             while unbegun := await self._record_what_ended():

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 
 import anyio
 
 from aworld_runtime.archive.lost import put_back
 from aworld_runtime.bus.base import Bus, Mail, Readable, read_all
+from aworld_runtime.bus.restarts import restarts
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import BusError, Fenced
 from aworld_runtime.events import Event
@@ -74,11 +75,18 @@ class RunLog:
             self._last += len(appended)
             return appended
 
-    async def put_back(self) -> None:
-        """If the server lost some of it. Raises as `append` does."""
-        async with self._appending:
-            if await self._bus.last_seq(self.name) < self._last:
-                await self._put_back()
+    async def losses(self, *, patience_s: float) -> AsyncGenerator[bool]:
+        """Each time the server was restarted: the log is put back at once. After `patience_s`, in which owners and the janitor
+        put back theirs, whether the server had lost everything. Never ends by itself; raises as `append` does.
+        """
+        feed_id = await self._bus.feed_id()
+        async for _ in restarts(self._bus):
+            async with self._appending:
+                if await self._bus.last_seq(self.name) < self._last:
+                    await self._put_back()
+            await anyio.sleep(patience_s)
+            before, feed_id = feed_id, await self._bus.feed_id()
+            yield feed_id != before
 
     async def _put_back(self) -> bool:
         events: list[Event] = []
