@@ -174,7 +174,10 @@ async def _on_bus(bus: Bus) -> list[str]:
     from aworld_runtime.archive.marker import feed_so_far
     from aworld_runtime.names import episode_of_log
 
-    names = dict.fromkeys(
-        [entry.log async for entry in feed_so_far(bus) if episode_of_log(entry.log) is not None]
-    )
-    return list(names)
+    begun: dict[str, None] = {}
+    older: dict[str, None] = {}
+    """The feed has been trimmed beyond their beginning."""
+    async for entry in feed_so_far(bus):
+        if episode_of_log(entry.log) is not None:
+            (begun if entry.first == 1 else older)[entry.log] = None
+    return [*(log for log in older if log not in begun), *begun]
