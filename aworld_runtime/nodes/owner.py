@@ -140,7 +140,7 @@ class EpisodeOwner:
         """Of the stretch of work under way; None at rest."""
         self._listening: anyio.CancelScope | None = None
         self._to_do: tuple[Callable[[], Awaitable[None]], ...] = ()
-        """What the next stretch begins with."""
+        """What is to be begun, now or with the next stretch."""
         self._wake_up: Callable[[], None] | None = None
 
     async def run(self) -> EpisodeFinished:
@@ -170,9 +170,6 @@ class EpisodeOwner:
                 if not self._finished:
                     if refusal is not None:
                         self._spawn(self._finish, "failed", refusal)
-                    to_do, self._to_do = self._to_do, ()
-                    for work in to_do:
-                        self._spawn(work)
                     await self._listen(self._mail)
         finally:
             self._tasks = None
@@ -212,11 +209,11 @@ class EpisodeOwner:
             await self._claim.check()
 
     def _do(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Now, or in a stretch of work that begins for it."""
-        if self._tasks is not None:
-            self._spawn(work)
+        """Now, or in a stretch of work that begins for it. May be called outside of any task, where none can be started."""
+        self._to_do = (*self._to_do, work)
+        if self._listening is not None:
+            self._listening.cancel()
         else:
-            self._to_do = (*self._to_do, work)
             self._rouse()
 
     def _rouse(self) -> None:
@@ -561,13 +558,17 @@ class EpisodeOwner:
     # --- mail, deadline, end ---------------------------------------------------------------------------------------
 
     async def _listen(self, mail: Mailbox) -> None:
-        """Receive mail until nothing is left to do but to wait for it."""
+        """Receive mail, and begin what is to be done, until nothing is left but to wait."""
         known: set[str] = set()
-        while self._listening is None or self._in_flight:  # it may have got some in the last moment
+        while True:
+            to_do, self._to_do = self._to_do, ()
+            for work in to_do:
+                self._spawn(work)
             with anyio.CancelScope() as self._listening:
                 await self._receive(mail, known)
+            if not (self._in_flight or self._to_do):  # mail may have come in the last moment
+                break
         self._listening = None
-        self._tasks = None  # what comes up from here on is for the next stretch
 
     async def _receive(self, mail: Mailbox, known: set[str]) -> None:
         """`known` are the ids of events that it has had."""

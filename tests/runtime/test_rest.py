@@ -1,4 +1,5 @@
 """An owner that has nothing to do but wait for a person: no task, and nothing missed."""
+# ruff: noqa: ARG002 - nodes have a given signature
 
 from __future__ import annotations
 
@@ -103,6 +104,23 @@ async def test_the_time_of_an_owner_at_rest_goes_on(bus: Bus) -> None:
     assert finished is not None
     assert finished.reason == "time_limit"
     owner.close()
+
+
+class Hanger(Asker):
+    """Waits for what never comes."""
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        await anyio.sleep_forever()
+
+
+def test_a_time_limit_needs_no_task_to_end_what_hangs() -> None:
+    async def main() -> None:
+        async with open_bus("memory://") as bus:
+            owner = owner_of(bus, request_episode(timeout_s=0.05), Program(nodes=(Hanger(),)))
+            with anyio.fail_after(5):
+                assert (await owner.run()).reason == "time_limit"
+
+    asyncio.run(main())  # where anyio itself runs no loop, a timer can't start a task
 
 
 async def test_an_owner_at_rest_puts_back_what_the_server_lost_and_rests_again(bus: Bus) -> None:
