@@ -375,9 +375,12 @@ class ConnectionThread:
         try:
             db = _open(self._path)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: whoever waits gets it
-            opened.set_exception(error)
+            if opened.set_running_or_notify_cancel():
+                opened.set_exception(error)
             return
-        opened.set_running_or_notify_cancel()
+        if not opened.set_running_or_notify_cancel():  # nobody waits any more
+            db.close()
+            return
         opened.set_result(None)
         while (job := self._jobs.get()) is not None:
             jobs = [job, *self._waiting()]

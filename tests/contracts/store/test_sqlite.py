@@ -1,9 +1,11 @@
 """What only the SQLite store promises: its URLs, its file, its errors."""
 
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 
+import anyio
 import pytest
 
 from aworld_runtime.errors import ConfigError, MissingBlobError, StoreError, StoreUnavailableError
@@ -11,6 +13,7 @@ from aworld_runtime.events import Event, MessagePosted, Registry
 from aworld_runtime.store import open_store
 from aworld_runtime.store import sqlite as backend
 from aworld_runtime.store.sqlite import SQLiteStore
+from tests.waiting import wait_until
 
 EVENT = Event.of(MessagePosted(content="hello"), source="user/1").at(1)
 
@@ -75,6 +78,23 @@ async def test_a_file_of_an_older_schema_is_brought_up_to_date(tmp_path: Path) -
         "SELECT 1 FROM sqlite_schema WHERE name = 'episodes_unfinished'"
     ).fetchone()
     indexes.close()
+
+
+async def test_an_opening_that_is_cancelled_leaves_no_thread(tmp_path: Path) -> None:
+    """While another process holds the file."""
+    file = tmp_path / "store.db"
+    async with _store(file):
+        pass
+    with closing(sqlite3.connect(file, isolation_level=None)) as holder:
+        holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+        holder.execute("BEGIN EXCLUSIVE")
+        before = threading.active_count()
+        with anyio.move_on_after(0.2) as opening:
+            async with _store(file):
+                pass
+        assert opening.cancelled_caught
+        assert threading.active_count() > before
+    await wait_until(lambda: threading.active_count() <= before, 10, "the end of its thread")
 
 
 async def test_newer_schema_is_refused(tmp_path: Path) -> None:
