@@ -25,11 +25,8 @@ def takeovers(evidence: Evidence) -> list[float]:
     for log, appends in _appends(evidence).items():
         for died, worker in deaths:
             done = bisect_right(appends, died, key=lambda op: op.began)
-            if (
-                not done
-                or appends[done - 1].process != worker
-                or FINISHED in appends[done - 1].types
-            ):
+            last = appends[done - 1] if done else None
+            if last is None or last.process != worker or FINISHED in last.types:
                 continue  # it wasn't the owner then
             heirs = [op for op in appends[done:] if TAKEN_OVER in op.types and op.process != worker]
             if heirs and heirs[0].ended is not None:
