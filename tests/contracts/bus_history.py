@@ -341,25 +341,31 @@ STORIES = [
         step(History.put, number=st.just(1), client=EITHER, twice=NO),
         join,
         die,
+        take,
         one_of(
-            then(take, step(History.ask, one=FORMER)),
-            step(
-                History.take_over,
-                member=ANY,
-                at_most=FEW,
-                saying=st.sampled_from(["done", "failed", "given up"]),
-            ),
+            step(History.ask, one=FORMER),
+            step(History.ack, one=FORMER, another=NO),
+            step(History.retry, one=FORMER, after=st.just(0)),
+            step(History.give_up, one=FORMER),
         ),
         step(History.ask, one=NEWEST),
     ),
     then(put, join, die, take, settle, settle),
-    # Its process was only stopped. Others took over when it goes on, or leaves.
+    # Its process was only stopped. Others took over when it settles, goes on, or leaves.
     then(
         step(History.put, number=st.just(1), client=EITHER, twice=NO),
         join,
         step(History.freeze, member=NEWEST),
         join,
-        step(History.take, member=NEWEST, at_most=FEW),
+        one_of(
+            step(History.take, member=NEWEST, at_most=FEW),
+            step(
+                History.take_over,
+                member=NEWEST,
+                at_most=FEW,
+                saying=st.sampled_from(["done", "failed", "given up"]),
+            ),
+        ),
         step(History.thaw, member=NEWEST),
         one_of(NOTHING, step(History.leave, member=OLDEST), step(History.ask, one=FORMER)),
         step(History.ask, one=NEWEST),

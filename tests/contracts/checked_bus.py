@@ -16,6 +16,7 @@ from aworld_runtime.bus import Bus, Consumer, Delivery, FeedEntry, Mail
 from aworld_runtime.bus.base import lane_of
 from aworld_runtime.errors import Fenced, NotFoundError, QueueFullError, RequestTimeoutError
 from aworld_runtime.events import (
+    EpisodeCancelled,
     EpisodeForked,
     EpisodeTakenOver,
     Event,
@@ -59,8 +60,8 @@ class Member:
     place: AbstractAsyncContextManager[Consumer]
     room: int
     """How much more it may hold."""
-    left: bool = False
-    """Nobody tells it of anything any more."""
+    told: bool = True
+    """It learns of what it loses: not when it has left, nor while it is stopped."""
 
 
 @dataclass(eq=False)
@@ -178,7 +179,7 @@ class CheckedBus:
 
     async def leave(self, member: Member) -> None:
         await member.place.__aexit__(None, None, None)
-        member.left = True
+        member.told = False
         self.queue(member.queue).release(member.name, anyio.current_time())
         self._members.remove(member)
 
@@ -192,12 +193,14 @@ class CheckedBus:
         """Its process is stopped, where it can be."""
         if self._renew is not None:
             self._renew(member.name, False)
+            member.told = False
             self.queue(member.queue).expire(member.name, anyio.current_time() + self._lease_s)
 
     def thaw(self, member: Member) -> None:
         """It goes on."""
         if self._renew is not None:
             self._renew(member.name, True)
+            member.told = True
             self.queue(member.queue).renew(member.name)
 
     async def work_slowly(self, queue: str) -> None:
@@ -294,7 +297,7 @@ class CheckedBus:
     async def ask(self, taken: Taken) -> None:
         """Whose it is; who has lost it to another learns so."""
         model, held = self.queue(taken.queue), taken.held
-        told = not (taken.settled or taken.member.left)
+        told = taken.member.told and not taken.settled
         if told and held.work.holder and held.work.holder.former is held:
             await wait_until(lambda: taken.delivery.lost, description="that its loss is known")
         standing = await taken.delivery.standing()
@@ -458,7 +461,9 @@ class CheckedBus:
         question, replies = self.note("question"), [self.note("answer") for _ in range(answers)]
 
         async def work() -> None:
-            async with other.consume(queue, consumer=f"worker-{uuid4().hex[:8]}") as consumer:
+            # Who doesn't answer may be too late even to begin.
+            name, late = f"worker-{uuid4().hex[:8]}", not replies
+            async with other.consume(queue, consumer=name, past_deadline=late) as consumer:
                 delivery = await soon(consumer.take())
                 assert delivery.event.id == question.id
                 deadline = delivery.event.deadline
@@ -578,6 +583,8 @@ class CheckedBus:
                 else:
                     raise AssertionError(f"queue {name} gives nothing more")
         for name in self.logs:
+            # Behind whatever was not freed.
+            await self.send_mail(name, self.event(EpisodeCancelled(reason="end")), self.note("end"))
             owner = await self.own(name, 0)
             await self.read_mail(owner)
             recorded = await self.record(owner)

@@ -103,15 +103,19 @@ def test_on_servers(server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         url = f"{server_url}{joint}{LIMITS}&namespace=machine-{uuid4().hex}"
         return partial(open_bus, url)
 
-    leases: dict[str, Lease] = {}
+    leases: dict[str, tuple[Heartbeat, Lease]] = {}
     add = Heartbeat.add
 
     def note(heartbeat: Heartbeat, lease: Lease) -> None:
-        leases[lease.consumer.rpartition("-")[0]] = lease  # without what makes its name unique
+        leases[lease.consumer.rpartition("-")[0]] = (
+            heartbeat,
+            lease,
+        )  # without what makes its name unique
         add(heartbeat, lease)
 
     def renew(consumer: str, renewing: bool) -> None:
-        leases[consumer].renewing = renewing
+        heartbeat, lease = leases[consumer]
+        (heartbeat.add if renewing else heartbeat.remove)(lease)
 
     monkeypatch.setattr(Heartbeat, "add", note)
     play(World(begin, asyncio.new_event_loop(), unit_s=0.03, exact=False, renew=renew), 40)
