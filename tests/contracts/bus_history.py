@@ -391,6 +391,7 @@ STORIES = [
         mail,
         step(History.read_mail, owner=NEWEST),
         take_over,
+        step(History.append, owner=NEWEST, notes=NOTES, reads=NO),
         step(History.append, owner=FORMER, notes=NOTES, reads=MAYBE),
         step(History.append_again, owner=FORMER),
         append,

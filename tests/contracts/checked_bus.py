@@ -38,9 +38,9 @@ from tests.waiting import wait_until
 T = TypeVar("T")
 
 DEADLINE_S = 5.0
-LIMIT = 8
-"""So much work or mail may wait; `LIMITS` for the bus's URL."""
-LIMITS = f"queue_limit={LIMIT}&mail_limit={LIMIT}"
+QUEUE_LIMIT, MAIL_LIMIT = 8, 4
+LIMITS = f"queue_limit={QUEUE_LIMIT}&mail_limit={MAIL_LIMIT}"
+"""For the bus's URL."""
 BACKOFF_S = 1.0
 """The longest wait before a retry that names none: the second."""
 MILLISECOND_S = 0.002
@@ -102,14 +102,14 @@ async def soon(awaitable: Awaitable[T]) -> T:
         return await awaitable
 
 
-async def _accepts(there: tuple[int, int], sending: Awaitable[None]) -> bool:
+async def _accepts(limit: int, there: tuple[int, int], sending: Awaitable[None]) -> bool:
     """Whether more is taken where so much waits already, at least and at most."""
     try:
         await soon(sending)
     except QueueFullError:
-        assert there[1] >= LIMIT, f"refused, though there is room: {there}"
+        assert there[1] >= limit, f"refused, though there is room: {there}"
         return False
-    assert there[0] < LIMIT, f"accepted, though it is full: {there}"
+    assert there[0] < limit, f"accepted, though it is full: {there}"
     return True
 
 
@@ -321,7 +321,8 @@ class CheckedBus:
 
     async def put(self, queue: str, *events: Event, client: int = 0, late: bool = False) -> None:
         copies = [event.model_copy() for event in events]  # in memory they are told apart so
-        if await _accepts(self._unsettled(queue), self.clients[client].put(queue, *copies)):
+        putting = self.clients[client].put(queue, *copies)
+        if await _accepts(QUEUE_LIMIT, self._unsettled(queue), putting):
             now = anyio.current_time()
             for event in copies:
                 self.queue(queue).add(event, now, now, late=late)
@@ -329,7 +330,7 @@ class CheckedBus:
     async def put_later(self, queue: str, event: Event, after_s: float) -> None:
         began, event = anyio.current_time(), event.model_copy()
         putting = self.clients[0].put(queue, event, at=utc_now() + timedelta(seconds=after_s))
-        if await _accepts(self._unsettled(queue), putting):
+        if await _accepts(QUEUE_LIMIT, self._unsettled(queue), putting):
             since = began + after_s * 0.9  # wall time passes, even where the loop's stands still
             self.queue(queue).add(event, since, anyio.current_time() + after_s, delayed=True)
 
@@ -434,7 +435,7 @@ class CheckedBus:
     async def _mailed(self, log: str, events: Sequence[Event], sending: Awaitable[None]) -> None:
         waiting = self.log(log).mail
         fullest = max(len(waiting[lane_of(event)]) for event in events)
-        if await _accepts((fullest, fullest), sending):
+        if await _accepts(MAIL_LIMIT, (fullest, fullest), sending):
             self.log(log).send(events)
 
     async def read_mail(self, owner: Owner) -> None:
