@@ -192,8 +192,8 @@ class Mailbox(Protocol):
     async def __anext__(self) -> list[Mail]: ...
 
     def call_when_mail(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called once there may be mail: for who would keep a task only to wait for it. Called soon where there is
-        some, never before this returns; once, or not at all where it is closed.
+        """Have `tell` called, once, when there may be mail: for who would keep a task only to wait for it. Where there is some
+        that is soon, but not before this returns. It may be called though the mailbox is closed by then.
         """
         ...
 

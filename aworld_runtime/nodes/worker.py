@@ -3,8 +3,8 @@
     queue "episodes" ──▶ take (at most `slots` held) ──▶ EpisodeOwner ──▶ mail to the run ──▶ ack
     every second: announce itself, and the tools and environment it hosts
 
-A worker that dies leaves its claims unsettled; others take its episodes over. `drain` stops taking and lets what runs
-end.
+An episode that waits for a person keeps its slot and its claim, but no task. A worker that dies leaves its claims unsettled;
+others take its episodes over. `drain` stops taking and lets what runs end.
 """
 
 from __future__ import annotations
