@@ -140,7 +140,7 @@ class CheckedBus:
         self._exact = exact
         self._renew = renew
         """Says of a consumer whether its leases are renewed; None where its process can't be stopped alone."""
-        self._cursor = "0"
+        self._cursor = self._told_last = "0"
         self._places: dict[str, int] = {}
         """How many appends of each log lie before the cursor."""
         self._made = 0
@@ -509,22 +509,23 @@ class CheckedBus:
             while missing > 0:
                 for entry in await soon(anext(feed)):
                     found.append(entry)
-                    missing -= self._advance(places, entry)
+                    missing -= 1
+                    self._advance(places, entry)
+                    self._told_last = entry.cursor
         for entry in found[:processed]:
             self._advance(self._places, entry)
             self._cursor = entry.cursor
 
     async def trim(self) -> None:
-        await self.clients[0].trim_feed(self._cursor)
+        """For somebody who is as far as the follower was, and somebody who has seen to all that it was told."""
+        await self.clients[0].trim_feed(self._told_last, self._cursor)
 
-    def _advance(self, places: dict[str, int], entry: FeedEntry) -> bool:
-        """Whether it is the next of its log; else it must have been told before."""
+    def _advance(self, places: dict[str, int], entry: FeedEntry) -> None:
+        """It must be the next of its log."""
         told, place = self.logs[entry.log].told, places.get(entry.log, 0)
-        if told[place : place + 1] == [(entry.first, entry.last)]:
-            places[entry.log] = place + 1
-            return True
-        assert (entry.first, entry.last) in told[:place], f"{entry} is out of order"
-        return False
+        next_one = told[place : place + 1]
+        assert next_one == [(entry.first, entry.last)], f"{entry} came, not {next_one}"
+        places[entry.log] = place + 1
 
     # what must be true
 

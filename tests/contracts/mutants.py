@@ -571,12 +571,6 @@ MUTANTS = (
         "        self.cursors[key] = found[0][0]\n",
     ),
     Mutant(
-        f"{REDIS}/hearers.py",
-        "the last reply counts, not the first",
-        "if message and not self.answer:",
-        "if message:",
-    ),
-    Mutant(
         f"{REDIS}/bus.py",
         "a request has no deadline",
         "due_within(event, timeout_s, self.now())",
