@@ -27,7 +27,7 @@ from aworld_runtime.bus.redis import RedisBus
 from aworld_runtime.bus.redis.clock import Clock
 from aworld_runtime.bus.redis.consumer import READ_MOST, SHARE
 from aworld_runtime.bus.redis.entries import BODY, PACKED_BYTES, SIZES
-from aworld_runtime.bus.redis.keys import Keys
+from aworld_runtime.bus.redis.keys import GROUP, Keys
 from aworld_runtime.bus.redis.link import BATCH_CALLS
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import (
@@ -731,6 +731,29 @@ async def test_a_busy_event_loop_does_not_lose_its_lease(server: PrivateServer) 
         finally:
             over.set()
             await anyio.to_thread.run_sync(thread.join)
+
+
+async def test_what_was_lost_to_one_that_died_comes_back_as_another_delivery(
+    server: PrivateServer,
+) -> None:
+    work = Keys("aworld").queue("queue").work
+    async with (
+        open_bus(server.url) as bus,
+        Redis.from_url(server.url) as admin,
+        bus.consume("queue", consumer="c", credit=2, lease_s=LEASE_S) as consumer,
+    ):
+        await bus.put("queue", note("a"))
+        lost = await consumer.take()
+        ((entry_id, *_),) = await admin.xrange(work)
+        await admin.xclaim(work, GROUP, "another, who dies", 0, [entry_id])
+        await wait_until(lambda: lost.lost, description="its loss is known")
+        with anyio.fail_after(LEASE_S + 3.0):
+            again = await consumer.take()
+        assert (await lost.standing(), await again.standing()) == ("taken", "held")
+        await lost.ack()
+        assert await bus.backlog("queue") == 1
+        await again.ack()
+        assert await bus.backlog("queue") == 0
 
 
 async def test_the_work_of_a_dead_consumer_is_spread_over_those_that_wait(

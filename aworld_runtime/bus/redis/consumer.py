@@ -129,7 +129,11 @@ class RedisDelivery:
 
     async def standing(self) -> Standing:
         consumer = self._consumer
-        return await queues.standing(consumer.services.link, consumer.keys, consumer.name, self.id)
+        standing = await queues.standing(
+            consumer.services.link, consumer.keys, consumer.name, self.id
+        )
+        # What is held again after a loss is another delivery.
+        return "taken" if self.lost and standing == "held" else standing
 
     async def ack(self) -> None:
         await self._consumer.ack((self,))
@@ -519,8 +523,11 @@ class RedisConsumer:
         now = time.monotonic()
         place = codec.queue(self.queue)
         for entry_id, fields, deliveries in found or ():
-            if entry_id in self._held:
-                continue  # ours all the time; only our heartbeat was late
+            if held := self._held.get(entry_id):
+                if not held.lost:
+                    continue  # ours all the time; only our heartbeat was late
+                del self._held[entry_id]  # others had it meanwhile: it is delivered anew
+                self.freed()
             body, count, failures = _work(fields)
             count += deliveries
             try:
