@@ -71,7 +71,7 @@ class History:
         """It goes on, and thinks that it still has its work."""
         for thawed in nth(self.frozen, member):
             self.frozen.remove(thawed)
-            self.bus.thaw(thawed)
+            await self.bus.thaw(thawed)
             self.members.insert(0, thawed)
 
     async def work_slowly(self) -> None:
@@ -95,23 +95,22 @@ class History:
     async def fail_again_and_again(self, member: int, times: int, after: int) -> None:
         for worker in nth(self.members, member):
             for _ in range(times):
-                for work in await self.bus.take(worker, 1):
+                for work in await self.bus.take(worker, worker.room):
                     await self.bus.retry(work, after * self.unit_s)
 
-    async def take_over(self, member: int, at_most: int, saying: str) -> None:
-        """Who had it until then says something of it before it knows."""
+    async def inherit(self, member: int, saying: str) -> None:
+        """Take what another had, who says something of it before it knows."""
         for heir in nth(self.members, member):
-            taken = await self.bus.take(heir, at_most)
-            for former in [
-                x for x in self.taken if any(work.held.former is x.held for work in taken)
-            ]:
-                self.taken.remove(former)
+            taken = await self.bus.take(heir, 1)
+            former = [x for x in self.taken if any(work.held.former is x.held for work in taken)]
+            for loser in former:
+                self.taken.remove(loser)
                 if saying == "done":
-                    await self.bus.ack(former)
+                    await self.bus.ack(loser)
                 elif saying == "failed":
-                    await self.bus.retry(former, 0)
+                    await self.bus.retry(loser, 0)
                 else:
-                    await self.bus.give_up(former)
+                    await self.bus.give_up(loser)
             self.taken += taken
 
     async def give_up(self, one: int) -> None:
@@ -278,11 +277,12 @@ EITHER = st.integers(0, 1)
 FEW = st.integers(1, 3)
 NOTES = st.sampled_from([1, 2, 3, 9, 20])
 """From eight on, a server holds them together."""
+SAYINGS = ("done", "failed", "given up")
 MAYBE = st.booleans()
-NO = st.just(False)
+NO, YES = st.just(False), st.just(True)
 KEEP = st.sampled_from([0, 10_000, 2])
 
-join = step(History.join, credit=FEW, client=EITHER)
+join = step(History.join, credit=st.sampled_from([1, 2, 8]), client=EITHER)
 put = step(History.put, number=FEW, client=EITHER, twice=MAYBE)
 put_later = step(History.put_later, after=FEW, twice=MAYBE)
 take = step(History.take, member=ANY, at_most=FEW)
@@ -292,6 +292,9 @@ fail = step(
     member=ANY,
     times=st.integers(2, 4),
     after=st.sampled_from([0, 1]),
+)
+fail_at_all = step(
+    History.fail_again_and_again, member=NEWEST, times=st.just(4), after=st.sampled_from([0, 1])
 )
 settle = one_of(
     step(History.ack, one=ANY, another=MAYBE),
@@ -359,12 +362,7 @@ STORIES = [
         join,
         one_of(
             step(History.take, member=NEWEST, at_most=FEW),
-            step(
-                History.take_over,
-                member=NEWEST,
-                at_most=FEW,
-                saying=st.sampled_from(["done", "failed", "given up"]),
-            ),
+            *(step(History.inherit, member=NEWEST, saying=st.just(x)) for x in SAYINGS),
         ),
         step(History.thaw, member=NEWEST),
         one_of(NOTHING, step(History.leave, member=OLDEST), step(History.ask, one=FORMER)),
@@ -373,6 +371,7 @@ STORIES = [
     ),
     # Or who gets it fails at it.
     then(put, join, die, fail, see_to_the_dead),
+    then(join, put, fail_at_all, see_to_the_dead),
     # Work is given back, while other work waits.
     then(
         step(History.put, number=st.just(3), client=EITHER, twice=NO),
@@ -383,8 +382,17 @@ STORIES = [
         step(History.take, member=NEWEST, at_most=FEW),
         settle,
     ),
-    # Somebody waits for work that is not due.
-    then(join, step(History.put_later, after=st.just(3), twice=NO), take),
+    # Somebody waits for work that is not due, or too late.
+    then(
+        join,
+        one_of(
+            step(History.put_later, after=st.just(3), twice=NO),
+            then(step(History.put_too_late), put),
+        ),
+        step(History.take, member=NEWEST, at_most=FEW),
+    ),
+    # An owner records its mail.
+    then(claim, mail, step(History.append, owner=NEWEST, notes=NOTES, reads=YES), mail),
     # An owner has read its mail when another takes over, and goes on.
     then(
         claim,
@@ -401,5 +409,5 @@ STORIES = [
 ]
 PROGRAMS = st.tuples(
     *(one_of(NOTHING, then(join, join)), claim, one_of(*STORIES)),
-    st.lists(one_of(NOTHING, *COMMON, *RARE, *STORIES * 2), min_size=6, max_size=16),
+    st.lists(one_of(NOTHING, *COMMON, *RARE, *STORIES * 3), min_size=6, max_size=16),
 ).map(lambda drawn: [*chain(*drawn[:-1], *drawn[-1])])

@@ -171,6 +171,8 @@ class ModelQueue:
     """Events that were put more than once."""
     in_order: bool = True
     """Whether what has its place comes in that order: one consumer's does; of several, each may hold some."""
+    disturbed: bool = False
+    """Somebody is gone, whose leases run out some time: also those of what nobody has seen."""
     put: int = 0
 
     def add(
@@ -186,7 +188,7 @@ class ModelQueue:
     def joined(self, *, alone: bool) -> None:
         """Somebody is there now whom nobody disturbs, or not."""
         free = all(work.holder is None for work in self.work)
-        self.in_order = self.exact or (alone and free)
+        self.in_order = self.exact or (alone and free and not self.disturbed)
 
     def wanted(self) -> list[Work]:
         """What consumers get sooner or later."""
@@ -253,6 +255,7 @@ class ModelQueue:
 
     def expire(self, by: str, end: float) -> None:
         """Whoever is called so renews no leases any more."""
+        self.disturbed = True
         for work in self._held_by(by):
             work.since, work.until = min(work.since, end), end
 

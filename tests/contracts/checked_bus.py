@@ -196,12 +196,13 @@ class CheckedBus:
             member.told = False
             self.queue(member.queue).expire(member.name, anyio.current_time() + self._lease_s)
 
-    def thaw(self, member: Member) -> None:
-        """It goes on."""
+    async def thaw(self, member: Member) -> None:
+        """It goes on, and learns of what it lost."""
         if self._renew is not None:
             self._renew(member.name, True)
             member.told = True
             self.queue(member.queue).renew(member.name)
+            await anyio.sleep(self._lease_s / 2)
 
     async def work_slowly(self, queue: str) -> None:
         """Who lives keeps its work for longer than a lease; unless the machine is too busy, which it isn't always."""

@@ -88,7 +88,7 @@ def run_machine(copy: Path, backend: str) -> Verdict:
     """Over a bus of this kind, until it stumbles."""
     arguments = (MACHINE, "-k", backend, "-q", "--hypothesis-profile=mutants", "--tb=short")
     command = (sys.executable, "-B", "-m", "pytest", *arguments, "-p", "no:cacheprovider")
-    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    environment = {**os.environ, "PYTHONPATH": str(copy), "REQUIRE_SERVICES": "1"}
     began = time.monotonic()
     try:
         done = subprocess.run(
@@ -104,10 +104,16 @@ def run_machine(copy: Path, backend: str) -> Verdict:
         return Verdict(found=True, how="it doesn't end", seconds=LONGEST_S)
     if done.returncode not in (0, 1):
         raise SystemExit(f"the machine doesn't run:\n{done.stdout}\n{done.stderr}")
-    errors = re.findall(
-        r"^E +(?:\| *)*(\w\S*(?:Error|Exception|Fenced)\b.*)$", done.stdout, re.MULTILINE
-    )
-    return Verdict(bool(done.returncode), errors[-1] if errors else "", time.monotonic() - began)
+    return Verdict(bool(done.returncode), stumbled_over(done.stdout), time.monotonic() - began)
+
+
+def stumbled_over(report: str) -> str:
+    """The last error of pytest's report, and where it says nothing, the line that raised it."""
+    errors = re.findall(r"^    (\S.*)\n(?:[ ^]+\n)?E +([\w.]+)(?:: (.+))?$", report, re.MULTILINE)
+    if not errors:
+        return ""
+    line, error, message = errors[-1]
+    return f"{error}: {message or line}"
 
 
 def say(line: str) -> None:

@@ -66,11 +66,11 @@ async def run(world: World, program: Sequence[Step]) -> None:
 
 def play(world: World, number: int) -> None:
     """Many histories: the same in every run of the tests; a soak has more, by chance."""
-    soak = settings.get_current_profile_name() == "soak"
+    profile = settings.get_current_profile_name()
 
     @settings(
-        max_examples=settings().max_examples if soak else number,
-        derandomize=not soak,
+        max_examples=settings().max_examples if profile in {"soak", "mutants"} else number,
+        derandomize=profile != "soak",
         database=None,
         deadline=None,
         phases=[phase for phase in settings().phases if phase in (Phase.generate, Phase.shrink)],
@@ -107,10 +107,8 @@ def test_on_servers(server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add = Heartbeat.add
 
     def note(heartbeat: Heartbeat, lease: Lease) -> None:
-        leases[lease.consumer.rpartition("-")[0]] = (
-            heartbeat,
-            lease,
-        )  # without what makes its name unique
+        name, _, _ = lease.consumer.rpartition("-")  # without what the bus makes it unique by
+        leases[name] = heartbeat, lease
         add(heartbeat, lease)
 
     def renew(consumer: str, renewing: bool) -> None:
