@@ -744,8 +744,8 @@ async def test_what_was_lost_to_one_that_died_comes_back_as_another_delivery(
     ):
         await bus.put("queue", note("a"))
         lost = await consumer.take()
-        ((entry_id, *_),) = await admin.xrange(work)
-        await admin.xclaim(work, GROUP, "another, who dies", 0, [entry_id])
+        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", await admin.xrange(work))
+        await admin.xclaim(work, GROUP, "another, who dies", 0, [entries[0][0]])
         await wait_until(lambda: lost.lost, description="its loss is known")
         with anyio.fail_after(LEASE_S + 3.0):
             again = await consumer.take()
