@@ -103,6 +103,8 @@ class EpisodeRequested(EventData):
     """A worker of another version refuses it."""
     timeout_s: float | None = None
     """Seconds it may run, from each claim or takeover: its wait for a worker doesn't count, unlike in `Event.deadline`."""
+    after_loss: bool = False
+    """Queued again since the server lost data: more of the log may be lost than it shows, and whoever goes on says so."""
 
 
 class EpisodeClaimed(EventData):

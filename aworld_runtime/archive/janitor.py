@@ -22,7 +22,7 @@ import anyio
 
 from aworld_runtime import telemetry
 from aworld_runtime.archive.archiver import Archiver
-from aworld_runtime.archive.lost import begins, put_back, say_restored
+from aworld_runtime.archive.lost import after_loss, begins, put_back, say_restored
 from aworld_runtime.bus.base import Bus, read_all
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import (
@@ -320,7 +320,7 @@ class Janitor:
         if newest and newest[0].time < time and not isinstance(newest[0].data, EpisodeFinished):
             logger.warning("%s: nobody has claimed it since the server lost it; queued again", log)
             for first in await self._bus.read(log, limit=1):
-                await self._queue(log, first)
+                await self._queue(log, after_loss(first))
 
     async def _send(self, send: Callable[[], Awaitable[object]], log: str) -> None:
         await when_there_is_room(send, who=f"{self.name}: {log}")

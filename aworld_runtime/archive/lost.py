@@ -1,7 +1,8 @@
 """A log of which a server lost events: whoever knows them puts them back, and the log says that more may be missing.
 
     put_back      an owner, a run's writer, or the janitor with what the store has
-    say_restored  who does not know whether it was all: the log goes on from what there is
+    after_loss    who does not know whether it was all: whoever claims the episode says so
+    say_restored  the janitor, of what the store has: the log goes on from what there is
     say_lost      who requested an episode of which nobody knows any more: it begins again
     say_ended     who was told how such an episode ended: it stays ended
 
@@ -20,7 +21,7 @@ from aworld_runtime.archive.logs import Logs
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import Fenced
-from aworld_runtime.events import EpisodeFinished, Event, LogRestored
+from aworld_runtime.events import EpisodeFinished, EpisodeRequested, Event, LogRestored
 from aworld_runtime.names import episode_log
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,14 @@ async def begins(bus: Bus, log: str, there: int, known: Sequence[Event]) -> bool
     """Whether the log on the bus, whose last seq is `there`, is a beginning of what is known: its last event tells."""
     last = await bus.read(log, there, limit=1) if there else ()
     return [event.id for event in last] == [event.id for event in known if event.seq == there]
+
+
+def after_loss(requested: Event) -> Event:
+    """A request to queue again: who claims it begins with `log.restored`."""
+    if not isinstance(requested.data, EpisodeRequested):
+        return requested
+    data = requested.data.model_copy(update={"after_loss": True})
+    return requested.model_copy(update={"data": data})
 
 
 async def say_restored(bus: Bus, log: str, at: int, first: Event, *, source: str) -> bool:

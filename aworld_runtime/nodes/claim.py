@@ -6,8 +6,8 @@
                    is gone  ─▶ it queues the request again, and drops the work
 
 Whoever knows events may put them back; to go on takes the claim. Who has none may have been taken over before, by a worker
-that died with the server's data, and may not know how the log went on. So the log says `log.restored`, once all who know
-more of it have had the time to put that back.
+that died with the server's data, and may not know how the log went on. So all who know more of it get the time to put that
+back, and then whoever claims the episode begins with `log.restored`.
 """
 
 from __future__ import annotations
@@ -18,29 +18,24 @@ from functools import partial
 
 import anyio
 
-from aworld_runtime.archive.lost import put_back, say_restored
+from aworld_runtime.archive.lost import after_loss, put_back
 from aworld_runtime.bus.base import LEASE_S, Bus, Delivery
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import Fenced
 from aworld_runtime.events import Event
 
-OTHERS_S = LEASE_S
-"""Seconds for all who know more of a log to put that back, too."""
-AGAIN_S = OTHERS_S + 1.0
-"""Seconds until an episode whose claim the server lost can be claimed again."""
+AGAIN_S = LEASE_S + 1.0
+"""Seconds until an episode whose claim the server lost can be claimed again: for all who know more of it to put that back."""
 
 
 class Claim:
-    """One owner's, who writes as `source`. `delivery` None: nobody else can have it."""
+    """One owner's. `delivery` None: nobody else can have it."""
 
-    def __init__(
-        self, bus: Bus, log: str, requested: Event, delivery: Delivery | None, *, source: str
-    ) -> None:
+    def __init__(self, bus: Bus, log: str, requested: Event, delivery: Delivery | None) -> None:
         self._bus = bus
         self._log = log
         self._requested = requested
         self._delivery = delivery
-        self._source = source
         self._mending: anyio.Lock | None = None
         """Made when it is needed, which is hardly ever: an idle episode should be small."""
 
@@ -65,7 +60,7 @@ class Claim:
             return
         if standing == "gone":
             queue, later = self._delivery.queue, self._bus.now() + timedelta(seconds=AGAIN_S)
-            put = partial(self._bus.put, queue, self._requested, at=later)
+            put = partial(self._bus.put, queue, after_loss(self._requested), at=later)
             await when_there_is_room(put, who=self._log)
             raise Fenced(f"the bus lost the claim on {self._log}; it is queued again")
         raise Fenced(f"the claim on {self._log} has gone to another worker")
@@ -95,18 +90,5 @@ class Claim:
         async with self._lock:
             if not await put_back(self._bus, self._log, tuple(known)):
                 return False
-            try:
-                await self._check()
-            except Fenced:
-                await self._say_restored(known)
-                raise
+            await self._check()
         return True
-
-    async def _say_restored(self, known: Sequence[Event]) -> None:
-        await anyio.sleep(OTHERS_S)
-        said, at = False, None
-        while not said and at != len(known):  # an append of its own may still have come between
-            at = len(known)
-            said = await say_restored(
-                self._bus, self._log, at, self._requested, source=self._source
-            )

@@ -41,6 +41,7 @@ from aworld_runtime.events import (
     EventData,
     HumanAnswered,
     HumanAsked,
+    LogRestored,
     StopReason,
     SubscriptionChanged,
     ToolCalled,
@@ -113,7 +114,7 @@ class EpisodeOwner:
         self.log = episode_log(requested.episode_id)
         self.events: list[Event] = []
         self.connect = connect
-        self._claim = Claim(bus, self.log, requested, delivery, source=f"worker/{worker}")
+        self._claim = Claim(bus, self.log, requested, delivery)
         self._requested = requested
         self._request = requested.data
         self._bus = bus
@@ -308,15 +309,16 @@ class EpisodeOwner:
                 self._end()
                 return
             expect_no_end(self.log, past)
+            lost = [self._event(LogRestored(at=len(past)))] if self._request.after_loss else []
             if past:
                 logger.info("%s is taken over after its event %d", self.log, past[-1].seq)
                 taken_over = self._event(EpisodeTakenOver(worker=self._worker))
-                opening = [taken_over, *self._after_deaths(past)]
+                opening = [*lost, taken_over, *self._after_deaths(past)]
             else:
                 await self._claim.expect()
                 claimed = self._event(EpisodeClaimed(worker=self._worker))
                 subscribed = self._event(self._subscribed)
-                opening = [self._requested, claimed, subscribed]
+                opening = [self._requested, *lost, claimed, subscribed]
             opening = [event.kept_at(seq) for seq, event in enumerate(opening, len(past) + 1)]
             try:
                 await self._send(partial(self._bus.append, self.log, len(past), opening))
