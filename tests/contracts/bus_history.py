@@ -369,7 +369,7 @@ STORIES = [
         step(History.ask, one=NEWEST),
         settle,
     ),
-    # Or who gets it fails at it.
+    # Who gets the work of one that died fails at it; or who gets any.
     then(put, join, die, fail, see_to_the_dead),
     then(join, put, fail_at_all, see_to_the_dead),
     # Work is given back, while other work waits.

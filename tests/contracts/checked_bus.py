@@ -554,9 +554,9 @@ class CheckedBus:
             late = [w for w in model.work if w.late and w.event.id == letter.event.id]
             if late and letter.reason.startswith("deadline"):
                 model.bury(late[0], letter.reason)
-            expected = next(
-                dead for dead in model.dead if dead.id is None and dead.late == bool(late)
-            )
+            new = [dead for dead in model.dead if dead.id is None and dead.late == bool(late)]
+            assert new, f"{letter.event.source} is a dead letter: {letter.reason}"
+            expected = new[0]
             expected.id = letter.id
             assert (expected.event.id, expected.reason) == (letter.event.id, letter.reason)
             assert not self._exact or letter.deliveries == expected.deliveries

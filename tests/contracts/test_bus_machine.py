@@ -8,7 +8,7 @@
 bus_history.py draws them. In memory the loop's time is the history's own, and nobody waits for it; on servers it
 passes where a history says so.
 For hours of it: `python -m pytest tests/contracts/test_bus_machine.py --hypothesis-profile=soak --timeout=0`;
-`-k memory`, `-k redis` and `-k cluster` are one of them.
+`-k memory`, `-k redis` and `-k cluster` are one of them. What it would notice: mutate.py.
 """
 
 from __future__ import annotations
