@@ -217,9 +217,9 @@ class ModelQueue:
         assert fitting or not self.exact, f"{what} had {free[0].deliveries} deliveries before"
         # Of copies that can't be told apart, the surest: what is left then may only come later, or not at all.
         work = min(fitting or free, key=lambda w: (w.doubtful, not w.placed, w.until, w.number))
-        if work.placed and self.in_order:
-            older = [w for w in self.wanted() if w.placed and w.number < work.number]
-            waiting = [w for w in older if w.until <= asked]
+        placed = [w for w in self.wanted() if w.placed and not self._has_twin(w)]
+        if work in placed and self.in_order:
+            waiting = [w for w in placed if w.number < work.number and w.until <= asked]
             assert not waiting, f"{what} overtakes {waiting[0].event.source}"
         # Servers count what was in the buffer of a consumer that died, though nobody saw it.
         assert self.exact or delivery.count > work.deliveries or self._has_twin(work), what
