@@ -8,7 +8,7 @@ from hypothesis import Phase, settings
 
 settings.register_profile("soak", max_examples=100_000, deadline=None, print_blob=True)
 """For hours: `--hypothesis-profile=soak --timeout=0`."""
-settings.register_profile("mutants", max_examples=200, phases=[Phase.generate])
+settings.register_profile("mutants", phases=[Phase.generate])
 """Whether there is a failure, not the smallest one."""
 
 

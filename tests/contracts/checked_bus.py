@@ -234,10 +234,11 @@ class CheckedBus:
             if all(work.since > began + 2 * BLINK_S for work in model.wanted()):
                 await self._take_nothing(member)
             return []
-        asked = began - MILLISECOND_S
+        rounding_s = 0.0 if self._exact else MILLISECOND_S
+        asked = began - rounding_s
         sure = len(model.sure(asked))
         deliveries = await soon(member.consumer.take_many(at_most))
-        now = anyio.current_time() + MILLISECOND_S
+        now = anyio.current_time() + rounding_s
         assert 0 < len(deliveries) <= min(at_most, member.room)
         assert not self._exact or len(deliveries) >= min(at_most, member.room, sure), (
             "more is there"

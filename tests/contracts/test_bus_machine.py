@@ -67,9 +67,10 @@ async def run(world: World, program: Sequence[Step]) -> None:
 def play(world: World, number: int) -> None:
     """Many histories: the same in every run of the tests; a soak has more, by chance."""
     profile = settings.get_current_profile_name()
+    more = {"soak": settings().max_examples, "mutants": 5 * number}
 
     @settings(
-        max_examples=settings().max_examples if profile in {"soak", "mutants"} else number,
+        max_examples=more.get(profile, number),
         derandomize=profile != "soak",
         database=None,
         deadline=None,
