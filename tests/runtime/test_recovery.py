@@ -86,7 +86,7 @@ async def test_an_idle_owner_puts_back_all_that_a_server_lost_and_the_episode_is
         async def is_taken_over() -> bool:
             return bool(of_kind(await read_all(bus, log), EpisodeTakenOver))
 
-        await wait_until(is_taken_over, timeout=10, description="the takeover")
+        await wait_until(is_taken_over, timeout=20, description="the takeover")
         gate.open.set()
         after = await ended(bus, log)
         assert ids(after[: len(before)]) == ids(before)
@@ -187,7 +187,7 @@ async def puts_back(bus: Bus, known: Sequence[Event], delivery: Delivery) -> Non
     """As an owner does whose claim the server has lost, and who notices that twice; each would end the other."""
     requested = delivery.event
     log = episode_log(requested.episode_id or "")
-    claim = Claim(bus, log, requested, delivery)
+    claim = Claim(bus, log, requested, delivery, again_s=1.0)
 
     async def look() -> None:
         if not await claim.put_back(known):
