@@ -21,15 +21,16 @@ class _Environment(BaseSettings):
         """Read the environment.
 
         Raises:
-            ConfigError: a wrong value; names the variable.
+            ConfigError: a wrong value, or an unknown variable, whose value may be a key and isn't shown.
         """
         try:
             return cls()
         except ValidationError as error:
-            fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            fault = error.errors(include_url=False, include_context=False)[0]
             name = "_".join(str(part) for part in fault["loc"]).upper()
             prefix = cls.model_config.get("env_prefix", "")
-            raise ConfigError(f"{prefix}{name}: {fault['msg']}") from None
+            given = "" if fault["type"] == "extra_forbidden" else f"={fault['input']!r:.50}"
+            raise ConfigError(f"{prefix}{name}{given}: {fault['msg']}") from None
 
 
 class Settings(_Environment):
@@ -48,9 +49,9 @@ class Settings(_Environment):
     """URL of the store."""
     retire_after_s: float = 60.0
     """Seconds that an ended log stays on the bus once it is in the store; after that it is read from there."""
-    restore_after_s: float = 6.0
+    restore_after_s: float = Field(default=6.0, ge=0.0, le=8.0)
     """Seconds, after a bus server came back without its data, in which owners put back what they know, before the
-    rest is restored from the store. Three leases."""
+    rest is restored from the store. Three leases; no more than 8, as 10 s after the loss episodes go on with what is there."""
     llm_model_name: str | None = None
     llm_base_url: str | None = None
     llm_api_key: SecretStr | None = None

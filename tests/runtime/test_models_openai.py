@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from aworld_runtime.config import Settings
+from aworld_runtime.config import LogSettings, RankSettings, Settings
 from aworld_runtime.errors import (
     ConfigError,
     ModelRejectedError,
@@ -288,6 +288,23 @@ def test_environment_gives_defaults_but_no_key_to_strangers(
     with pytest.raises(ConfigError, match=r"no API key for https://api\.deepseek\.com"):
         LLMClient("deepseek/deepseek-chat").connect(settings.llm)
     assert key_of(LLMClient("m", base_url="http://x/v1").connect(settings.llm)) != KEY
+
+
+@pytest.mark.parametrize(
+    "variable, value, told",
+    [
+        ("AWORLD_RESTORE_AFTER_S", "60", r"AWORLD_RESTORE_AFTER_S='60': .*less than or equal to 8"),
+        ("AWORLD_LOG_LEVEL", "loud", r"AWORLD_LOG_LEVEL='loud': .*'debug', 'info'"),
+        ("RANK", "first", r"RANK='first': .*integer"),
+    ],
+)
+def test_a_wrong_value_in_the_environment_is_named_with_what_was_expected(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    owner = {"AWORLD_LOG_LEVEL": LogSettings, "RANK": RankSettings}.get(variable, Settings)
+    with pytest.raises(ConfigError, match=told):
+        owner.from_env()
 
 
 def test_own_address_wins_over_the_default_one() -> None:
