@@ -49,9 +49,9 @@ class Settings(_Environment):
     """URL of the store."""
     retire_after_s: float = 60.0
     """Seconds that an ended log stays on the bus once it is in the store; after that it is read from there."""
-    restore_after_s: float = Field(default=6.0, ge=0.0, le=8.0)
+    restore_after_s: float = Field(default=6.0, ge=0.0)
     """Seconds, after a bus server came back without its data, in which owners put back what they know, before the
-    rest is restored from the store. Three leases; no more than 8, as 10 s after the loss episodes go on with what is there."""
+    rest is restored from the store. Three leases."""
     llm_model_name: str | None = None
     llm_base_url: str | None = None
     llm_api_key: SecretStr | None = None

@@ -79,6 +79,8 @@ class Archiver:
         """Everything in the feed up to here is in the store."""
         self.listeners: list[Callable[[Mapping[str, int], str], None]] = []
         """Told which logs have ended at which seq, now that they are in the store, and a cursor before that."""
+        self.told_of_beginnings: list[Callable[[str], None]] = []
+        """Told of a log that came back on a feed after a loss, and of which the store may have more than the bus."""
         self._ended: dict[str, int] = {}
         self._bus = bus
         self._store = store
@@ -281,6 +283,9 @@ class Archiver:
     async def _project(self, log: str, events: Sequence[Event]) -> None:
         if (episode_id := episode_of_log(log)) is not None:
             record = await self._episode(episode_id)
+            if record.last_seq > events[-1].seq and record.feed != self.feed_id:
+                for tell in self.told_of_beginnings:
+                    tell(log)
             for event in events:
                 record = advance(record, event)
             record = record.model_copy(update={"feed": self.feed_id})

@@ -41,7 +41,7 @@ from aworld_runtime.events import (
     RunFinished,
 )
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
-from aworld_runtime.store.base import BusRecord, EpisodeRecord, Store
+from aworld_runtime.store.base import BusRecord, Store
 
 logger = logging.getLogger(__name__)
 
@@ -104,10 +104,19 @@ class Janitor:
         self._noticed = bus.now()
         self._written = datetime.min.replace(tzinfo=UTC)
         self._source = f"{self.name}/{archiver.name}"
+        self._beginnings: set[str] = set()
+        """Logs of which somebody put back less than the store has."""
+        self._any_beginning = anyio.Event()
         archiver.listeners.append(self._note)
+        archiver.told_of_beginnings.append(self._note_beginning)
 
     async def run(self) -> None:
         """Until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._complete)
+            await self._keep_house()
+
+    async def _keep_house(self) -> None:
         trouble = False
         while True:
             try:
@@ -140,6 +149,10 @@ class Janitor:
         for log in ended:
             self._ended.pop(log, None)  # one that goes on, and ends again, waits again
         self._ended |= self._waiting(ended, before)
+
+    def _note_beginning(self, log: str) -> None:
+        self._beginnings.add(log)
+        self._any_beginning.set()
 
     def _waiting(self, ended: Mapping[str, int], before: str) -> dict[str, Ended]:
         due = time.monotonic() + self._retire_after_s
@@ -242,19 +255,34 @@ class Janitor:
 
     # --- what comes back -------------------------------------------------------------------------------------------
 
+    async def _complete(self) -> None:
+        """Before anybody goes on with a log of which more is known: an owner that had been stopped, and taken over since, puts
+        back what it knows as soon as it is back. The episode may even have ended.
+        """
+        while True:
+            await self._any_beginning.wait()
+            self._any_beginning = anyio.Event()
+            while self._beginnings:
+                log = self._beginnings.pop()
+                try:
+                    await self._restore_or_say_why(log)
+                except (StoreError, BusFullError) as failed:
+                    logger.warning("%s is not completed yet: %s", log, failed)
+                    self._beginnings.add(log)
+                    await anyio.sleep(EVERY_S)
+
     async def _restore_all(self, feed_id: str) -> None:
         while self._lost:
             after = ""
             while page := await self._store.unfinished(self._lost[0], after=after, limit=PAGE):
                 for record in page:
-                    await self._restore_or_say_why(record)
+                    await self._restore_or_say_why(episode_log(record.id))
                 after = page[-1].id
             del self._lost[0]
         await self._queue_what_nobody_owns(feed_id)
         await self._write_down(now=True)
 
-    async def _restore_or_say_why(self, record: EpisodeRecord) -> None:
-        log = episode_log(record.id)
+    async def _restore_or_say_why(self, log: str) -> None:
         try:
             await self._restore(log)
         except Fenced:

@@ -19,34 +19,25 @@ from functools import partial
 import anyio
 
 from aworld_runtime.archive.lost import after_loss, put_back
-from aworld_runtime.bus.base import Bus, Delivery
+from aworld_runtime.bus.base import LEASE_S, Bus, Delivery
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import Fenced
 from aworld_runtime.events import Event
 
-AGAIN_S = 10.0
-"""Seconds until an episode whose claim the server lost can be claimed again: for all who know more of its log to put that
-back, the janitor last, after `Settings.restore_after_s`.
+AGAIN_S = LEASE_S + 1.0
+"""Seconds until an episode whose claim the server lost can be claimed again: for all who know more of its log, a janitor
+among them, to put that back.
 """
 
 
 class Claim:
     """One owner's. `delivery` None: nobody else can have it."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        log: str,
-        requested: Event,
-        delivery: Delivery | None,
-        *,
-        again_s: float = AGAIN_S,
-    ) -> None:
+    def __init__(self, bus: Bus, log: str, requested: Event, delivery: Delivery | None) -> None:
         self._bus = bus
         self._log = log
         self._requested = requested
         self._delivery = delivery
-        self._again_s = again_s
         self._mending: anyio.Lock | None = None
         """Made when it is needed, which is hardly ever: an idle episode should be small."""
 
@@ -70,7 +61,7 @@ class Claim:
         if standing == "held" or self._delivery is None:
             return
         if standing == "gone":
-            queue, later = self._delivery.queue, self._bus.now() + timedelta(seconds=self._again_s)
+            queue, later = self._delivery.queue, self._bus.now() + timedelta(seconds=AGAIN_S)
             put = partial(self._bus.put, queue, after_loss(self._requested), at=later)
             await when_there_is_room(put, who=self._log)
             raise Fenced(f"the bus lost the claim on {self._log}; it is queued again")

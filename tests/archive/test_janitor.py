@@ -16,6 +16,7 @@ from aworld_runtime.agents import Agent
 from aworld_runtime.archive.archiver import Archiver
 from aworld_runtime.archive.janitor import Janitor
 from aworld_runtime.archive.logs import Logs
+from aworld_runtime.archive.lost import put_back
 from aworld_runtime.archive.verify import compare
 from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import NodeInfo, read_all
@@ -36,6 +37,7 @@ from aworld_runtime.events import (
 from aworld_runtime.messages import ToolCall
 from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
+from aworld_runtime.nodes.claim import AGAIN_S
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.replay.replay import replay
 from aworld_runtime.runtime import Runtime
@@ -405,6 +407,39 @@ async def test_a_janitor_that_dies_before_it_has_restored_leaves_that_to_the_nex
             for log in logs:
                 assert len(of_kind(await ended(bus, store, log), LogRestored)) == 1
             tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_what_a_late_owner_puts_back_is_completed_before_anybody_goes_on(
+    server: PrivateServer, store: Store, has_ended: bool
+) -> None:
+    """It was stopped and taken over, then the server lost its data; of what the other wrote the store has all."""
+    requested = request_episode()
+    log = episode_log(requested.episode_id or "")
+    end = [requested.caused(EpisodeFinished(answer="done"), source="w/2")] if has_ended else []
+    async with open_bus(server.url) as bus:
+        async with kept_clean(bus, store, retire_after_s=60.0):
+            await bus.append(log, 0, [requested, note("one"), note("two"), note("three"), *end])
+            before = await read_all(bus, log)
+
+            async def archived() -> bool:
+                record = await store.episode(requested.episode_id or "")
+                return record is not None and record.last_seq == len(before)
+
+            await wait_until(archived, description="the episode in the store")
+        await restart_empty(server)
+        async with kept_clean(bus, store, retire_after_s=60.0, restore_after_s=60.0):
+            await put_back(bus, log, before[:2])
+
+            async def completed() -> bool:
+                return await bus.last_seq(log) == len(before) + (not has_ended)
+
+            await wait_until(completed, timeout=AGAIN_S, description="all of the log on the bus")
+            after = await read_all(bus, log)
+            assert ids(after[: len(before)]) == ids(before)
+            said = [] if has_ended else [LogRestored(at=len(before))]
+            assert [event.data for event in after[len(before) :]] == said
+            assert await bus.backlog(EPISODES_QUEUE) == len(said)
 
 
 async def test_an_episode_whose_end_alone_is_not_in_its_record_is_restored_and_stays_ended(

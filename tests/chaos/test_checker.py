@@ -201,6 +201,16 @@ def test_a_log_that_tells_of_its_loss_failed_loudly() -> None:
     assert check(Evidence(OPERATIONS, logs, [emptied])) == []
 
 
+def test_what_only_the_store_has_of_a_log_that_tells_of_its_loss_failed_loudly_too() -> None:
+    after = {4: replace(stored(3), id="x", cause=None), 5: replace(stored(4), id="y", cause=None)}
+    restored = events(1, 2) | {3: Stored("r", 7, "log.restored")} | after
+    logs = {LOG: Log(restored, events(1, 2, 3, 4))}
+    emptied = Blow("server_emptied", "server", 3.5, 3.6)
+
+    assert check(Evidence(OPERATIONS, logs, [emptied])) == []
+    assert kinds(Evidence(OPERATIONS, logs)) == {"acked_lost", "duplicate_commits", "not_archived"}
+
+
 def test_what_a_log_says_of_a_loss_excuses_none_that_came_after_it() -> None:
     restored = events(1, 2) | {3: Stored("r", 7, "log.restored"), 4: stored(4)}
     logs = {LOG: Log(restored, restored)}

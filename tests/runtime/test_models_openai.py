@@ -293,7 +293,7 @@ def test_environment_gives_defaults_but_no_key_to_strangers(
 @pytest.mark.parametrize(
     "variable, value, told",
     [
-        ("AWORLD_RESTORE_AFTER_S", "60", r"AWORLD_RESTORE_AFTER_S='60': .*less than or equal to 8"),
+        ("AWORLD_RESTORE_AFTER_S", "-6", r"AWORLD_RESTORE_AFTER_S='-6': .*greater than or equal"),
         ("AWORLD_LOG_LEVEL", "loud", r"AWORLD_LOG_LEVEL='loud': .*'debug', 'info'"),
         ("RANK", "first", r"RANK='first': .*integer"),
     ],

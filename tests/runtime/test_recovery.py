@@ -187,7 +187,7 @@ async def puts_back(bus: Bus, known: Sequence[Event], delivery: Delivery) -> Non
     """As an owner does whose claim the server has lost, and who notices that twice; each would end the other."""
     requested = delivery.event
     log = episode_log(requested.episode_id or "")
-    claim = Claim(bus, log, requested, delivery, again_s=1.0)
+    claim = Claim(bus, log, requested, delivery)
 
     async def look() -> None:
         if not await claim.put_back(known):
