@@ -15,14 +15,15 @@ from aworld_runtime.archive.logs import Logs
 from aworld_runtime.archive.lost import say_lost
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.bus.redis.keys import Keys
+from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.chaos import hostile
+from aworld_runtime.chaos.claims import held_by
 from aworld_runtime.chaos.plan import Fault
 from aworld_runtime.chaos.proxy import Mode
-from aworld_runtime.chaos.stage import Stage, faketime_library
+from aworld_runtime.chaos.stage import Part, Stage, faketime_library
 from aworld_runtime.chaos.workload import MISDEEDS, request
 from aworld_runtime.events import Event, Registry
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
-from aworld_runtime.nodes.owner import when_there_is_room
 
 HOUR_S = 3600
 SPARE_BYTES = 4096
@@ -70,10 +71,15 @@ class Injector:
         victim = self._stage.some_part(("worker", "worker", "tools"), fault.dice)
         if victim is None or victim.process is None:
             return
-        name = victim.name
-        self._stage.blow(fault.kind, name)
-        await self._stage.kill(victim)
+        await self._kill(victim)
         await self._stage.start(victim)
+
+    async def _kill(self, victim: Part) -> None:
+        name, began = victim.name, time.monotonic()
+        await self._stage.kill(victim)
+        work = self._keys.queue(EPISODES_QUEUE).work
+        held = await held_by(name, self._stage.server.url, work, self._registry)
+        self._stage.blow("worker_killed", name, began, held)
 
     async def worker_stopped(self, fault: Fault) -> None:
         victim = self._stage.some_part(("worker",), fault.dice)
@@ -99,8 +105,7 @@ class Injector:
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
         }
-        self._stage.blow("worker_killed", victim.name)
-        await self._stage.kill(victim)
+        await self._kill(victim)
         await self._stage.start(victim, clock)
         async with self._window(fault.kind, victim.name):
             await anyio.sleep(fault.seconds)

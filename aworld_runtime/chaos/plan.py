@@ -109,6 +109,8 @@ class Blow:
     target: str
     began: float
     ended: float
+    held: tuple[str, ...] = ()
+    """Of a worker that was killed: episodes that it had claimed, as the server says; it may not have lived to say so."""
 
 
 def schedule(seed: int, seconds: float, kinds: Collection[str] = tuple(KINDS)) -> list[Fault]:

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -175,10 +175,12 @@ class Stage:
         process = self.parts[slot].process
         return process is None or process.returncode is not None
 
-    def blow(self, kind: str, target: str, began: float | None = None) -> None:
+    def blow(
+        self, kind: str, target: str, began: float | None = None, held: Sequence[str] = ()
+    ) -> None:
         """Write down what was done, until now."""
         now = time.monotonic()
-        blow = Blow(kind, target, now if began is None else began, now)
+        blow = Blow(kind, target, now if began is None else began, now, tuple(held))
         self.blows.append(blow)
         with (self.folder / "faults.jsonl").open("a") as file:
             file.write(json.dumps(asdict(blow)) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from aworld_runtime.chaos.checker import FINISHED, TAKEN_OVER, Evidence
 from aworld_runtime.chaos.history import Operation
@@ -19,18 +19,18 @@ SETTLED_S = 1.0
 
 def takeovers(evidence: Evidence) -> list[float]:
     """Seconds from each death to each `episode.taken_over` of the dead worker's episodes, shortest first."""
-    deaths = sorted((b.began, b.target) for b in evidence.blows if b.kind in DEATHS)
+    deaths = sorted((b.began, b.target, b.held) for b in evidence.blows if b.kind in DEATHS)
     claims = _claims(evidence)
     times: list[float] = []
     for log, appends in _appends(evidence).items():
-        for died, worker in deaths:
+        for died, worker, _ in deaths:
             done = bisect_right(appends, died, key=lambda op: op.began)
             last = appends[done - 1] if done else None
             if last is None or last.process != worker or FINISHED in last.types:
                 continue  # it wasn't the owner then
             heirs = [op for op in appends[done:] if TAKEN_OVER in op.types and op.process != worker]
             if heirs and heirs[0].ended is not None:
-                since = _last_claim_lost(claims[log], deaths, died, heirs[0].began)
+                since = max([died, *_claims_lost(log, claims[log], deaths, died, heirs[0].began)])
                 if not _outage(evidence, since, heirs[0].ended):
                     times.append(heirs[0].ended - since)
     return sorted(times)
@@ -59,12 +59,19 @@ def _claims(evidence: Evidence) -> dict[str, list[Operation]]:
     return claims
 
 
-def _last_claim_lost(
-    claims: Sequence[Operation], deaths: Sequence[tuple[float, str]], died: float, end: float
-) -> float:
-    """When the last of those died that claimed the episode after `died` and never wrote a word; else `died`."""
+def _claims_lost(
+    log: str,
+    claims: Sequence[Operation],
+    deaths: Sequence[tuple[float, str, Sequence[str]]],
+    died: float,
+    end: float,
+) -> Iterator[float]:
+    """When others died that claimed the episode after `died` and never wrote a word."""
     heirs = {op.process for op in claims if died < op.began < end}
-    return max([died, *(at for at, worker in deaths if worker in heirs and died < at < end)])
+    episode = episode_of_log(log)
+    for at, worker, held in deaths:
+        if died < at < end and (worker in heirs or episode in held):
+            yield at
 
 
 def _outage(evidence: Evidence, began: float, ended: float) -> bool:

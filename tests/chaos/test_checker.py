@@ -266,6 +266,17 @@ def test_an_heir_that_dies_before_its_first_word_begins_the_time_again() -> None
     assert takeovers(Evidence(operations, whole(), deaths)) == [pytest.approx(2.1)]
 
 
+def test_an_heir_that_dies_in_the_moment_of_its_claim_begins_the_time_again_too() -> None:
+    taken = replace(append(2, 3, at=14.0, by="w3"), types=["episode.taken_over"])
+    deaths = [
+        Blow("worker_killed", "w1", 10.0, 10.0, held=("e1",)),
+        Blow("worker_killed", "w2", 12.0, 12.0, held=("e1", "e2")),
+        Blow("worker_killed", "w4", 13.0, 13.0, held=("e2",)),
+    ]
+
+    assert takeovers(Evidence([*OPERATIONS[:3], taken], whole(), deaths)) == [pytest.approx(2.1)]
+
+
 def test_who_was_taken_over_before_it_died_is_no_owner_any_more() -> None:
     taken = [
         replace(append(after, after + 1, at=at, by=by), types=["episode.taken_over"])
