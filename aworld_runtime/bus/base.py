@@ -264,15 +264,23 @@ class Bus(Protocol):
 
     # logs
     async def append(
-        self, log: str, expected_seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()
+        self,
+        log: str,
+        expected_seq: int,
+        events: Sequence[Event],
+        *,
+        acks: Sequence[Mail] = (),
+        feed_id: str | None = None,
     ) -> int:
         """Add `events` after `expected_seq` and acknowledge mail, in one atomic step; returns the last seq.
 
         Appending the very same events at the same place again is success (the reply was lost). An empty log accepts
-        `expected_seq` > 0 only for a batch that begins with `episode.forked`, or from `restore`.
+        `expected_seq` > 0 only for a batch that begins with `episode.forked`, or from `restore`. To begin a log only where
+        nobody can have written to it, give the `feed_id` of before it was seen to be empty.
 
         Raises:
-            Fenced: the log's last seq is not `expected_seq`: somebody else owns it. Or it is retired.
+            Fenced: the log's last seq is not `expected_seq`: somebody else owns it. Or it is retired; or the server has lost
+                its data since the log's feed was `feed_id`.
             BusFullError: the server refuses new events.
             PayloadTooLargeError: an event above the cap.
         """
@@ -312,8 +320,9 @@ class Bus(Protocol):
         ...
 
     # feed
-    async def feed_id(self) -> str:
-        """The same for every client, as long as the feed's data lives; another feed has another.
+    async def feed_id(self, log: str | None = None) -> str:
+        """The same for every client, as long as the feed's data lives; another feed has another. With `log`, of the part of the
+        feed that tells of this log: on a cluster each node has one.
 
         Who keeps a cursor names it by this: tomorrow the same URL may lead to another feed.
         """

@@ -153,10 +153,16 @@ class RecordedBus:
         return getattr(self._bus, name)
 
     async def append(
-        self, log: str, expected_seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()
+        self,
+        log: str,
+        expected_seq: int,
+        events: Sequence[Event],
+        *,
+        acks: Sequence[Mail] = (),
+        feed_id: str | None = None,
     ) -> int:
         async with self._history.call("append", log, events, after=expected_seq):
-            return await self._bus.append(log, expected_seq, events, acks=acks)
+            return await self._bus.append(log, expected_seq, events, acks=acks, feed_id=feed_id)
 
     async def send_mail(self, log: str, *events: Event) -> None:
         async with self._history.call("mail", log, events):

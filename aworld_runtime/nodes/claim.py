@@ -73,15 +73,17 @@ class Claim:
         self._mending = self._mending or anyio.Lock()
         return self._mending
 
-    async def expect(self) -> None:
-        """Before an empty log is begun. A worker that was stopped while the server lost its data has seen a claim that is
-        no more; of the log, others or the store may know more.
+    async def expect(self) -> str:
+        """Before an empty log is begun; returns the feed that the append must find. A worker that was stopped while the server
+        lost its data has seen a claim that is no more; of the log, others or the store may know more.
 
         Raises:
             Fenced: it isn't held. Nothing is queued: whoever wants the episode requests it again.
         """
+        feed_id = await self._bus.feed_id(self._log)
         if self._delivery is not None and await self._delivery.standing() != "held":
             raise Fenced(f"the claim on {self._log}, which is empty, is no longer held")
+        return feed_id
 
     async def put_back(self, known: Sequence[Event]) -> bool:
         """Put back what the server lost of the log; whether that was why an append was refused.

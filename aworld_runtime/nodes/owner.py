@@ -310,18 +310,20 @@ class EpisodeOwner:
                 return
             expect_no_end(self.log, past)
             lost = [self._event(LogRestored(at=len(past)))] if self._request.after_loss else []
+            feed_id = None
             if past:
                 logger.info("%s is taken over after its event %d", self.log, past[-1].seq)
                 taken_over = self._event(EpisodeTakenOver(worker=self._worker))
                 opening = [*lost, taken_over, *self._after_deaths(past)]
             else:
-                await self._claim.expect()
+                feed_id = await self._claim.expect()
                 claimed = self._event(EpisodeClaimed(worker=self._worker))
                 subscribed = self._event(self._subscribed)
                 opening = [self._requested, *lost, claimed, subscribed]
             opening = [event.kept_at(seq) for seq, event in enumerate(opening, len(past) + 1)]
+            append = partial(self._bus.append, self.log, len(past), opening, feed_id=feed_id)
             try:
-                await self._send(partial(self._bus.append, self.log, len(past), opening))
+                await self._send(append)
             except Fenced:
                 if not await self._claim.put_back(past) and self._claim.lost:
                     raise

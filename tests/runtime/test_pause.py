@@ -185,12 +185,18 @@ class Narrow(MemoryBus):
         self.refused = 0
 
     async def append(
-        self, log: str, expected_seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()
+        self,
+        log: str,
+        expected_seq: int,
+        events: Sequence[Event],
+        *,
+        acks: Sequence[Mail] = (),
+        feed_id: str | None = None,
     ) -> int:
         if not self.open:
             self.refused += 1
             raise BusFullError("no room")
-        return await super().append(log, expected_seq, events, acks=acks)
+        return await super().append(log, expected_seq, events, acks=acks, feed_id=feed_id)
 
 
 async def test_a_cancellation_is_heard_while_data_waits_for_its_append() -> None:

@@ -132,6 +132,22 @@ async def test_no_log_is_begun_on_a_claim_that_the_server_lost(server: PrivateSe
         assert await bus.backlog(EPISODES_QUEUE) == 0
 
 
+async def test_a_log_is_not_begun_on_a_server_that_lost_its_data_since_the_claim_was_seen(
+    server: PrivateServer,
+) -> None:
+    """A worker may be stopped in between, for long."""
+    async with open_bus(server.url) as bus:
+        feed_id = await bus.feed_id("log")
+        await bus.append("other", 0, [request_episode()], feed_id=feed_id)
+        await restart_empty(server)
+        for _ in range(2):
+            with pytest.raises(Fenced):
+                await bus.append("log", 0, [request_episode()], feed_id=feed_id)
+            assert await bus.feed_id("log") != feed_id
+        assert await bus.last_seq("log") == 0
+        await bus.append("log", 0, [request_episode()], feed_id=await bus.feed_id("log"))
+
+
 async def test_two_owners_of_one_lost_log_put_back_what_each_knows(server: PrivateServer) -> None:
     """One was stopped and taken over: it knows the beginning, the other all."""
     async with open_bus(server.url) as bus:

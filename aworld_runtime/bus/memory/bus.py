@@ -79,7 +79,13 @@ class MemoryBus:
     # logs
 
     async def append(
-        self, log: str, expected_seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()
+        self,
+        log: str,
+        expected_seq: int,
+        events: Sequence[Event],
+        *,
+        acks: Sequence[Mail] = (),
+        feed_id: str | None = None,  # noqa: ARG002 - its data and this process are lost together
     ) -> int:
         for event in events:
             self._check(event)
@@ -148,7 +154,7 @@ class MemoryBus:
 
     # feed
 
-    async def feed_id(self) -> str:
+    async def feed_id(self, log: str | None = None) -> str:  # noqa: ARG002 - there is one feed
         return self._feed.id
 
     @asynccontextmanager

@@ -130,7 +130,6 @@ def _worker(keys: Patterns) -> list[Rule]:
         Rule("xlen xrange xrevrange xread ttl xinfo|stream hmget", read=readable),
         Rule("xdel", write=mail),
         Rule("publish subscribe", channels=[log.log, *mail]),
-        Rule("get", read=[keys.feed_id]),
         # Mail that can't be read, or is forged.
         Rule("xadd", write=[keys.queue(DEAD_MAIL).dead]),
         Rule("sadd", write=[keys.dead_queues]),
@@ -167,7 +166,6 @@ def _archiver(keys: Patterns) -> list[Rule]:
         # Logs that are over go, with their mail; so does what all have read of the feed.
         Rule("unlink xtrim pexpire hset", write=[*log]),
         Rule("hget", read=[log.blobs]),
-        Rule("get set", both=[keys.feed_id]),
     ]
 
 
@@ -253,6 +251,7 @@ def _writes_logs(keys: Patterns) -> list[Rule]:
         Rule("evalsha", both=[*log, staging]),
         Rule("xadd hsetnx expire persist", write=[*log, staging]),
         Rule("rename unlink", both=[staging, log.log]),
+        Rule("get set", both=[log.feed_id]),
     ]
 
 

@@ -149,7 +149,13 @@ class RedisBus:
     # logs
 
     async def append(
-        self, log: str, expected_seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()
+        self,
+        log: str,
+        expected_seq: int,
+        events: Sequence[Event],
+        *,
+        acks: Sequence[Mail] = (),
+        feed_id: str | None = None,
     ) -> int:
         began = time.perf_counter()
         keys, blobs = self._keys.log(log), list[Blob]()
@@ -159,15 +165,8 @@ class RedisBus:
         ]
         if blobs:
             await logs.keep_blobs(self._link, keys, blobs)
-        last = await logs.append(
-            self._link,
-            keys,
-            log,
-            expected_seq,
-            bodies,
-            fork=_forks_at(expected_seq, events),
-            acks=acks,
-        )
+        place = logs.Place(log, expected_seq, _forks_at(expected_seq, events), feed_id)
+        last = await logs.append(self._link, keys, place, bodies, acks)
         telemetry.APPEND_SECONDS.observe(time.perf_counter() - began)
         if last < 0 and not await self._stands(log, expected_seq, events):
             telemetry.FENCED.add()
@@ -246,8 +245,8 @@ class RedisBus:
 
     # feed
 
-    async def feed_id(self) -> str:
-        key = self._keys.feed_id
+    async def feed_id(self, log: str | None = None) -> str:
+        key = self._keys.feed_id if log is None else self._keys.log(log).feed_id
         found = await self._link.call(b"GET", key)
         if found is None:  # asked first, as a full server refuses a SET even where it sets nothing
             fresh = new_id().encode()

@@ -35,6 +35,8 @@ class LogKeys(NamedTuple):
     feed: bytes
     blobs: bytes
     """Hash of the log's large content, by sha256."""
+    feed_id: bytes
+    """Which feed that is: another, or none, where the server has lost its data."""
 
 
 class QueueKeys(NamedTuple):
@@ -70,6 +72,7 @@ class Keys:
             f"{shard}:control:{name}".encode(),
             f"{shard}:feed".encode(),
             f"{shard}:blobs:{name}".encode(),
+            f"{shard}:feed:id".encode(),
         )
 
     def staging(self, name: str, unique: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from aworld_runtime.bus.base import Mail
 from aworld_runtime.bus.redis.entries import packed
@@ -36,16 +37,17 @@ local function last_seq(log)
   return string.match(redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1][1], '%d+') + 0
 end
 local results, a = {}, 1
-for k = 1, #KEYS, 5 do
-  local log, mail, control = KEYS[k], KEYS[k + 1], KEYS[k + 2]
+for k = 1, #KEYS, 6 do
+  local log, mail, control, feed_id = KEYS[k], KEYS[k + 1], KEYS[k + 2], KEYS[k + 5]
   local name, expected, fork, events = ARGV[a], ARGV[a + 1] + 0, ARGV[a + 2] == '1', ARGV[a + 3] + 0
-  local ack, first = a + 6, a + 6 + ARGV[a + 4]
+  local same, ack, first = ARGV[a + 6], a + 7, a + 7 + ARGV[a + 4]
   a = first + ARGV[a + 5]
   -- A log that begins at 1 and holds each event by itself is as long as its last seq. Others are shorter: look.
   local last = redis.call('XLEN', log)
   local retired = last == 1 and redis.call('TTL', log) ~= -1
   if last > 0 and (last ~= expected or events == 0 or ARGV[first] ~= '1') then last = last_seq(log) end
   local refused = retired or last ~= expected and not (fork and last == 0)
+    or same ~= '' and redis.call('GET', feed_id) ~= same
   local failed = not refused and add(log, expected, first, a - 1)
   if failed then
     -- As long as expected, but one of the others. Any other error is one.
@@ -74,28 +76,33 @@ return results
 )
 
 
+class Place(NamedTuple):
+    """Where an append wants to stand."""
+
+    log: str
+    expected_seq: int
+    fork: bool
+    """Whether it may begin the log in the middle."""
+    feed_id: str | None
+    """Of the feed that the server must have."""
+
+
 def append(
-    link: Link,
-    keys: LogKeys,
-    name: str,
-    expected_seq: int,
-    bodies: Sequence[bytes],
-    *,
-    fork: bool,
-    acks: Sequence[Mail],
+    link: Link, keys: LogKeys, place: Place, bodies: Sequence[bytes], acks: Sequence[Mail]
 ) -> Awaitable[int]:
-    """Add `bodies` after `expected_seq` and free mail. The new last seq, or -1 - the last seq there is.
+    """Add `bodies` and free mail. The new last seq, or -1 - the last seq there is.
 
     What is left of a retired log, one event that has a TTL, takes no more.
     """
     added = _added(bodies)
     arguments: list[Argument] = [
-        name,
-        str(expected_seq),
-        "1" if fork else "0",
+        place.log,
+        str(place.expected_seq),
+        "1" if place.fork else "0",
         str(len(bodies)),
         str(len(acks)),
         str(len(added)),
+        place.feed_id or "",
         *(f"c{mail.id}" if mail.lane == "control" else mail.id for mail in acks),
         *added,
     ]
