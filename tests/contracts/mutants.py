@@ -452,7 +452,7 @@ MUTANTS = (
     Mutant(
         f"{REDIS}/scripts/logs.py",
         "any log may begin in the middle",
-        '"1" if fork else "0",',
+        '"1" if place.fork else "0",',
         '"1",',
     ),
     Mutant(
