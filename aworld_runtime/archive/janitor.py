@@ -300,8 +300,9 @@ class Janitor:
             LostLogError: bus and store hold two histories, or the store's has a hole.
         """
         there, kept = await self._bus.last_seq(log), await self._store.last_seq(log)
-        if there >= kept:
-            return  # its owner knows more, and has put it back
+        if there >= kept:  # its owner has put it back, or a janitor; who may have died of it
+            await self._queue_if_older(log, self._noticed)
+            return
         events = await self._stored(log)
         if not await begins(self._bus, log, there, events):
             raise LostLogError(

@@ -409,6 +409,29 @@ async def test_a_janitor_that_dies_before_it_has_restored_leaves_that_to_the_nex
             tasks.cancel_scope.cancel()
 
 
+async def test_a_log_whose_janitor_died_right_after_putting_it_back_goes_on(
+    server: PrivateServer, store: Store
+) -> None:
+    """And the archiver is so far behind that it has copied nothing of the new feed."""
+    gate = Gate()
+    gate.open.set()
+    async with open_bus(server.url) as bus, anyio.create_task_group() as tasks:
+        async with kept_clean(bus, store), begun(bus, store, gate) as (requested, before):
+            await feeds_known(bus, store)
+        await restart_empty(server)
+        log = episode_log(requested.episode_id or "")
+        await put_back(bus, log, before)
+        behind = Archiver(bus, store)
+        behind.feed_id = await bus.feed_id()
+        janitor = Janitor(bus, store, behind, retire_after_s=60.0, restore_after_s=0.5)
+        tasks.start_soon(janitor.run)
+        tasks.start_soon(Worker(bus, name="w", programs={"local:test": gated(gate)}).run)
+        after = await ended(bus, store, log)
+        assert ids(after[: len(before)]) == ids(before)
+        assert after[len(before)].data == LogRestored(at=len(before))
+        tasks.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("has_ended", [False, True])
 async def test_what_a_late_owner_puts_back_is_completed_before_anybody_goes_on(
     server: PrivateServer, store: Store, has_ended: bool
