@@ -501,7 +501,7 @@ async def rewrite(server: PrivateServer) -> None:
     """Its append-only file, to the end."""
     async with Redis.from_url(server.url) as admin:
         await admin.bgrewriteaof()
-    await wait_until(lambda: is_rewritten(server), description="a rewritten file")
+    await wait_until(lambda: is_rewritten(server), 20, "a rewritten file")
 
 
 async def is_rewritten(server: PrivateServer) -> bool:
@@ -563,7 +563,7 @@ async def test_a_watched_server_begins_its_file_anew_after_a_full_disk(tmp_path:
         seq = await bus.append("log", 0, [note("before")])
         for _ in range(2):
             seq = await fill(bus, server, seq)
-            await wait_until(lambda: is_rewritten(server), description="a rewritten file")
+            await wait_until(lambda: is_rewritten(server), 20, "a rewritten file")
         tasks.cancel_scope.cancel()
         await kill(server)
         await server.start()

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from aworld_runtime.archive.archiver import Archiver
 from aworld_runtime.archive.logs import OpenedToRead
 from aworld_runtime.bus import Bus, open_bus
-from aworld_runtime.bus.base import Mail, read_all
+from aworld_runtime.bus.base import read_all
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import NonFiniteLossError, StaleSampleError, TrainingError
 from aworld_runtime.events import (
@@ -297,11 +298,9 @@ async def run_until_killed(
     """It dies with the append that holds the `count`th event of this kind."""
     append, seen = bus.append, 0
 
-    async def last(
-        log: str, seq: int, events: Sequence[Event], *, acks: Sequence[Mail] = ()
-    ) -> int:
+    async def last(log: str, seq: int, events: Sequence[Event], **options: Any) -> int:
         nonlocal seen
-        done = await append(log, seq, events, acks=acks)
+        done = await append(log, seq, events, **options)
         seen += sum(isinstance(event.data, kind) for event in events)
         if seen >= count and log == run_log("r"):
             raise Killed
