@@ -124,4 +124,4 @@ def test_every_command_writes_json_when_asked_by_the_environment(tmp_path: Path)
 def test_wrong_level_in_the_environment_is_named(tmp_path: Path) -> None:
     done = run_failing(tmp_path, AWORLD_LOG_LEVEL="loud")
     assert done.returncode == 2
-    assert done.stderr.startswith("aworld: error: AWORLD_LOG_LEVEL: ")
+    assert done.stderr.startswith("aworld: error: AWORLD_LOG_LEVEL='loud': ")
