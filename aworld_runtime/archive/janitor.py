@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -272,15 +272,22 @@ class Janitor:
                     await anyio.sleep(EVERY_S)
 
     async def _restore_all(self, feed_id: str) -> None:
+        """What had begun on the feeds that are lost; and what was put back, and archived, since."""
         while self._lost:
-            after = ""
-            while page := await self._store.unfinished(self._lost[0], after=after, limit=PAGE):
-                for record in page:
-                    await self._restore_or_say_why(episode_log(record.id))
-                after = page[-1].id
+            async for log in self._unfinished(self._lost[0]):
+                await self._restore_or_say_why(log)
             del self._lost[0]
-        await self._queue_what_nobody_owns(feed_id)
+        async for log in self._unfinished(feed_id):
+            await self._queue_if_abandoned(log, await self._bus.last_seq(log))
         await self._write_down(now=True)
+
+    async def _unfinished(self, feed_id: str) -> AsyncGenerator[str]:
+        """The logs of episodes that had no end when they were last archived from this feed."""
+        after = ""
+        while page := await self._store.unfinished(feed_id, after=after, limit=PAGE):
+            for record in page:
+                yield episode_log(record.id)
+            after = page[-1].id
 
     async def _restore_or_say_why(self, log: str) -> None:
         try:
@@ -300,8 +307,8 @@ class Janitor:
             LostLogError: bus and store hold two histories, or the store's has a hole.
         """
         there, kept = await self._bus.last_seq(log), await self._store.last_seq(log)
-        if there >= kept:  # its owner has put it back, or a janitor; who may have died of it
-            await self._queue_if_older(log, self._noticed)
+        if there >= kept:  # its owner has put it back, or a janitor
+            await self._queue_if_abandoned(log, there)
             return
         events = await self._stored(log)
         if not await begins(self._bus, log, there, events):
@@ -335,18 +342,12 @@ class Janitor:
             raise LostLogError(f"{self._store.url} lacks events between its first and its last one")
         return events
 
-    async def _queue_what_nobody_owns(self, feed_id: str) -> None:
-        """Owners that put a log back queue its request, too; unless they die between the two."""
-        after = ""
-        while page := await self._store.unfinished(feed_id, after=after, limit=PAGE):
-            for record in page:
-                await self._queue_if_older(episode_log(record.id), self._noticed)
-            after = page[-1].id
-
-    async def _queue_if_older(self, log: str, time: datetime) -> None:
-        last = await self._bus.last_seq(log)
+    async def _queue_if_abandoned(self, log: str, last: int) -> None:
+        """Whoever puts a log back queues its request, too; unless he dies between the two. `last` is its last seq."""
         newest = await self._bus.read(log, last, limit=1) if last else []
-        if newest and newest[0].time < time and not isinstance(newest[0].data, EpisodeFinished):
+        if not newest or isinstance(newest[0].data, EpisodeFinished):
+            return
+        if newest[0].time < self._noticed:
             logger.warning("%s: nobody has claimed it since the server lost it; queued again", log)
             for first in await self._bus.read(log, limit=1):
                 await self._queue(log, after_loss(first))
