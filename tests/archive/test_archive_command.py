@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
-import urllib.request
-from collections.abc import AsyncIterator, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -26,8 +22,9 @@ from aworld_runtime.names import EPISODES_QUEUE, episode_log
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.processes import free_port
 from aworld_runtime.store import open_store
+from tests.commands import get_text, serving
 from tests.episodes import request_episode
-from tests.waiting import wait_until, wait_until_sync
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -44,29 +41,9 @@ def bus_url(server_url: str, request: pytest.FixtureRequest) -> str:
     return f"{server_url}?namespace={request.node.name}"
 
 
-@contextmanager
-def archive(*arguments: str, cwd: Path) -> Generator[subprocess.Popen[str]]:
-    """`aworld archive`, ready; killed on the way out if it is still there."""
-    command = [sys.executable, "-m", "aworld_runtime.cli", "archive", *arguments]
-    environment = os.environ | {"AWORLD_RETIRE_AFTER_S": "0"}
-    log = cwd / "archive.log"
-    with log.open("w") as stderr:
-        process = subprocess.Popen(command, cwd=cwd, stderr=stderr, text=True, env=environment)
-    try:
-        wait_until_sync(
-            lambda: "archiver on " in log.read_text() or process.poll() is not None,
-            20,
-            "the archiver is ready",
-        )
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def get_text(url: str) -> str:
-    with urllib.request.urlopen(url) as answer:  # noqa: S310 - our own process
-        return answer.read().decode()
+archive = partial(
+    serving, "archive", says="archiver on ", environment={"AWORLD_RETIRE_AFTER_S": "0"}
+)
 
 
 def notes(count: int) -> list[Event]:

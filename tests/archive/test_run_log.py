@@ -32,6 +32,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 @pytest.fixture(autouse=True)
 def _few_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit, nothing else: else each test would need a log of more than a thousand events."""
     monkeypatch.setattr(run_log, "KNOWN", 3)
 
 

@@ -108,6 +108,7 @@ def test_on_servers(server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add = Heartbeat.add
 
     def note(heartbeat: Heartbeat, lease: Lease) -> None:
+        """Does what it stands for, and remembers it: a process that stands still is one whose leases aren't renewed."""
         name, _, _ = lease.consumer.rpartition("-")  # without what the bus makes it unique by
         leases[name] = heartbeat, lease
         add(heartbeat, lease)

@@ -10,9 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import AsyncIterator, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -60,6 +58,7 @@ from aworld_runtime.runtime import Runtime, run_sync
 from aworld_runtime.store.base import EpisodeRecord, RunRecord
 from aworld_runtime.store.open import open_store
 from aworld_runtime.version import code_version
+from tests.commands import get_text, serving
 from tests.services import missing
 from tests.waiting import wait_until, wait_until_sync
 
@@ -611,34 +610,7 @@ def bus_url(server_url: str) -> str:
     return f"{server_url}?namespace={uuid4().hex}"
 
 
-@contextmanager
-def worker(*arguments: str, cwd: Path) -> Generator[subprocess.Popen[str]]:
-    """`aworld worker`, ready; killed on the way out if it is still there."""
-    command = [sys.executable, "-m", "aworld_runtime.cli", "worker", *arguments]
-    log = cwd / "worker.log"
-    with log.open("w") as stderr:
-        process = subprocess.Popen(command, cwd=cwd, stderr=stderr, text=True)
-    try:
-        wait_until_sync(
-            lambda: " slots, tools: " in log.read_text() or process.poll() is not None,
-            20,
-            "the worker is ready",
-        )
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def get_text(url: str) -> str:
-    with urllib.request.urlopen(url) as answer:  # noqa: S310 - our own worker
-        return answer.read().decode()
-
-
-def get_json(url: str) -> Any:
-    with urllib.request.urlopen(url) as answer:  # noqa: S310 - our own worker
-        assert answer.status == 200
-        return json.load(answer)
+worker = partial(serving, "worker", says=" slots, tools: ")
 
 
 @pytest.mark.slow
@@ -660,7 +632,7 @@ async def test_worker_serves_episodes_is_listed_and_drains(project: Path, bus_ur
             (n["kind"], n["name"]) for n in nodes
         }
         assert "worker/w1" in aworld_process("nodes", *bus, cwd=project).stdout
-        health = await to_thread.run_sync(get_json, f"http://127.0.0.1:{port}/healthz")
+        health = json.loads(await to_thread.run_sync(get_text, f"http://127.0.0.1:{port}/healthz"))
         assert (health["status"], health["worker"]) == ("ok", "w1")
         metrics = await to_thread.run_sync(get_text, f"http://127.0.0.1:{port}/metrics")
         assert 'aworld_episodes_finished_total{reason="answered"} 1.0' in metrics.splitlines()

@@ -41,7 +41,7 @@ def notes(*texts: str) -> list[Event]:
 async def test_a_log_that_is_lost_while_it_is_followed(
     bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_of_run, "PUT_BACK_S", 1.0)
+    monkeypatch.setattr(log_of_run, "PUT_BACK_S", 1.0)  # so long the test waits
     await bus.append(LOG, 0, notes("a", "b"))
     async with aclosing(follow(bus, LOG)) as events:
         assert [(await anext(events)).seq, (await anext(events)).seq] == [1, 2]
