@@ -146,11 +146,11 @@ class Stage:
         await part.process.wait(deadline=READY_S)
 
     def some_part(self, roles: tuple[str, ...], dice: float) -> Part | None:
-        """One that runs, by the dice."""
+        """One that runs, by the dice; not one that has just ended, which is being started again."""
         alive = [
             part
             for part in self.parts.values()
-            if part.role in roles and part.process is not None and not part.stopped
+            if part.role in roles and not part.stopped and not self.ended(part.slot)
         ]
         return alive[int(dice * len(alive))] if alive else None
 
