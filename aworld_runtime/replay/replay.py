@@ -3,8 +3,9 @@
     delivery.handled ──▶ the delivered event, and what its handler recorded ──▶ Journal ──▶ node.handle ──▶ compare
     (log order)
 
+`Rerun` runs one handler, `replay` all of them.
 Nothing live can happen: a context without a world has no model, no tool and no clock. The first difference ends it.
-Here too is `inspect`, which runs no user code at all. Forked logs are not replayed here.
+Here too is `inspect`, which runs no user code at all.
 """
 
 from __future__ import annotations
@@ -53,38 +54,86 @@ def inspect(events: Sequence[Event]) -> Episode:
     return episode_of(events)
 
 
+class Rerun:
+    """The recorded handlers of one episode, each of which runs again when it is asked to.
+
+    Raises:
+        ReplayError: the log doesn't begin with `episode.requested`.
+    """
+
+    def __init__(self, events: Sequence[Event], program: Program) -> None:
+        if not events or not isinstance(events[0].data, EpisodeRequested):
+            first = events[0].type if events else "nothing"
+            raise ReplayError(f"the log begins with {first}; expected episode.requested")
+        self._events = events
+        self._nodes = program.by_role
+        self._delivered = {event.seq: event for event in events}
+        self._recorded = journals(events)
+        self._requests = [(e.seq, e.data) for e in events if isinstance(e.data, EpisodeRequested)]
+
+    @property
+    def outcomes(self) -> Iterator[Event]:
+        """How each handler ended, in the log's order; once each, also where a takeover ran it again."""
+        seen: set[tuple[str, int]] = set()
+        for event in self._events:
+            data = event.data
+            if isinstance(data, DeliveryHandled | DeliveryDeadLettered):
+                if (event.role, data.seq) not in seen and data.seq in self._delivered:
+                    yield event
+                seen.add((event.role, data.seq))
+
+    async def handler(self, outcome: Event) -> None:
+        """Run the handler again that ended with `outcome`, a `delivery.handled` or `delivery.dead_lettered`.
+
+        Raises:
+            DivergenceError: it did something else than its record, or ended in another way.
+        """
+        if not isinstance(outcome.data, DeliveryHandled | DeliveryDeadLettered):
+            raise TypeError(f"{outcome.type} (seq {outcome.seq}) ends no handler")
+        delivered = self._delivered[outcome.data.seq]
+        ctx = Context(
+            role=outcome.role,
+            source=outcome.source,
+            event=delivered,
+            log=self._events,
+            request=self._request(outcome),
+            world=None,
+            journal=Journal(self._recorded.get((outcome.role, delivered.id), ())),
+        )
+        await _repeat(self._node(outcome), ctx, outcome)
+
+    def _request(self, outcome: Event) -> EpisodeRequested:
+        """The one in force when the handler ended: a fork has its own, after its parent's."""
+        return next(data for seq, data in reversed(self._requests) if seq < outcome.seq)
+
+    def _node(self, outcome: Event) -> Node:
+        if outcome.role in self._nodes:
+            return self._nodes[outcome.role]
+        known = ", ".join(self._nodes) or "none"
+        raise DivergenceError(
+            f"at seq {outcome.seq}, {outcome.role} is recorded, but the program has no such role; it has: {known}",
+            seq=outcome.seq,
+            recorded=f"role {outcome.role}",
+            replayed=f"roles {known}",
+        )
+
+
 async def replay(events: Sequence[Event], program: Program) -> ReplayReport:
     """Run every recorded handler of an episode again and compare, up to the first difference.
 
     Raises:
         ReplayError: the log doesn't begin with `episode.requested`.
     """
-    request = events[0].data if events else None
-    if not isinstance(request, EpisodeRequested):
-        raise ReplayError(
-            f"the log begins with {events[0].type if events else 'nothing'}; expected episode.requested"
-        )
-    recorded = journals(events)
-    nodes = {node.role: node for node in program.nodes}
+    rerun = Rerun(events, program)
     handlers = 0
     divergence: Divergence | None = None
-    for outcome, delivered in _invocations(events):
-        role = outcome.role
+    for outcome in rerun.outcomes:
         try:
-            ctx = Context(
-                role=role,
-                source=outcome.source,
-                event=delivered,
-                log=events,
-                request=request,
-                world=None,
-                journal=Journal(recorded.get((role, delivered.id), ())),
-            )
-            await _repeat(_node(nodes, outcome), ctx, outcome)
+            await rerun.handler(outcome)
         except DivergenceError as error:
             divergence = Divergence(
                 seq=error.seq,
-                role=role,
+                role=outcome.role,
                 message=str(error),
                 recorded=error.recorded,
                 replayed=error.replayed,
@@ -97,30 +146,6 @@ async def replay(events: Sequence[Event], program: Program) -> ReplayReport:
         events=len(events),
         identical=divergence is None,
         divergence=divergence,
-    )
-
-
-def _invocations(events: Sequence[Event]) -> Iterator[tuple[Event, Event]]:
-    """How each handled delivery ended, and what was delivered; once each, also where a takeover handled it again."""
-    delivered = {event.seq: event for event in events}
-    seen: set[tuple[str, int]] = set()
-    for event in events:
-        data = event.data
-        if isinstance(data, DeliveryHandled | DeliveryDeadLettered):
-            if (event.role, data.seq) not in seen and data.seq in delivered:
-                yield event, delivered[data.seq]
-            seen.add((event.role, data.seq))
-
-
-def _node(nodes: dict[str, Node], outcome: Event) -> Node:
-    if outcome.role in nodes:
-        return nodes[outcome.role]
-    known = ", ".join(nodes) or "none"
-    raise DivergenceError(
-        f"at seq {outcome.seq}, {outcome.role} is recorded, but the program has no such role; it has: {known}",
-        seq=outcome.seq,
-        recorded=f"role {outcome.role}",
-        replayed=f"roles {known}",
     )
 
 

@@ -8,8 +8,10 @@ from pydantic import JsonValue
 
 from aworld_runtime import Agent, Swarm
 from aworld_runtime.bus.open import open_bus
-from aworld_runtime.errors import ReplayError
+from aworld_runtime.errors import DivergenceError, ReplayError
 from aworld_runtime.events import (
+    DeliveryDeadLettered,
+    DeliveryHandled,
     EpisodeFinished,
     Event,
     EventData,
@@ -21,7 +23,7 @@ from aworld_runtime.messages import ToolCall
 from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.nodes.context import Context
 from aworld_runtime.nodes.node import Program, Runnable
-from aworld_runtime.replay.replay import Divergence, inspect, replay
+from aworld_runtime.replay.replay import Divergence, Rerun, inspect, replay
 from tests.episodes import EXACT_MATCH, Adder, adding, adding_swarm, request_episode, run_episode
 from tests.replayed import changed_swarm, dice, swarm
 
@@ -194,3 +196,19 @@ async def test_an_unfinished_log_replays_as_far_as_it_goes() -> None:
     for cut in range(1, len(events) - 1):  # the last two come in one append
         report = await replay(events[:cut], swarm.program())
         assert report.identical, (cut, report.divergence)
+
+
+async def test_one_handler_can_be_run_again() -> None:
+    events = await record(swarm)
+    rerun = Rerun(events, changed_swarm().program())
+    ended = [e for e in events if isinstance(e.data, DeliveryHandled | DeliveryDeadLettered)]
+    assert list(rerun.outcomes) == ended
+    differing: set[str] = set()
+    for outcome in ended:
+        try:
+            await rerun.handler(outcome)
+        except DivergenceError:
+            differing.add(outcome.role)
+    assert differing == {"verifier"}
+    with pytest.raises(TypeError, match=r"episode\.requested \(seq 1\) ends no handler"):
+        await rerun.handler(events[0])
