@@ -20,6 +20,7 @@ SETTLED_S = 1.0
 def takeovers(evidence: Evidence) -> list[float]:
     """Seconds from each death to each `episode.taken_over` of the dead worker's episodes, shortest first."""
     deaths = sorted((b.began, b.target, b.held) for b in evidence.blows if b.kind in DEATHS)
+    emptied = [b.began for b in evidence.blows if b.kind == "server_emptied"]
     claims = _claims(evidence)
     times: list[float] = []
     for log, appends in _appends(evidence).items():
@@ -30,7 +31,9 @@ def takeovers(evidence: Evidence) -> list[float]:
                 continue  # it wasn't the owner then
             heirs = [op for op in appends[done:] if TAKEN_OVER in op.types and op.process != worker]
             if heirs and heirs[0].ended is not None:
-                since = max([died, *_claims_lost(log, claims[log], deaths, died, heirs[0].began)])
+                later = [op for op in claims[log] if died < op.began < heirs[0].began]
+                lost = _claims_lost(log, later, deaths, emptied)
+                since = max([died, *(at for at in lost if died < at < heirs[0].began)])
                 if not _outage(evidence, since, heirs[0].ended):
                     times.append(heirs[0].ended - since)
     return sorted(times)
@@ -63,14 +66,15 @@ def _claims_lost(
     log: str,
     claims: Sequence[Operation],
     deaths: Sequence[tuple[float, str, Sequence[str]]],
-    died: float,
-    end: float,
+    emptied: Sequence[float],
 ) -> Iterator[float]:
-    """When others died that claimed the episode after `died` and never wrote a word."""
-    heirs = {op.process for op in claims if died < op.began < end}
+    """When a claim on the episode was lost by its holder's death, as the server says or by `claims`, of those that the server
+    had not lost before.
+    """
     episode = episode_of_log(log)
     for at, worker, held in deaths:
-        if died < at < end and (worker in heirs or episode in held):
+        kept = max((moment for moment in emptied if moment < at), default=-math.inf)
+        if episode in held or any(op.process == worker and kept < op.began < at for op in claims):
             yield at
 
 

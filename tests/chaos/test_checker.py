@@ -277,6 +277,19 @@ def test_an_heir_that_dies_in_the_moment_of_its_claim_begins_the_time_again_too(
     assert takeovers(Evidence([*OPERATIONS[:3], taken], whole(), deaths)) == [pytest.approx(2.1)]
 
 
+def test_a_claim_that_the_server_lost_before_its_holder_died_begins_no_time_anew() -> None:
+    """Seed 39: what followed was the outage's doing."""
+    taken = replace(append(2, 3, at=19.0, by="w3"), types=["episode.taken_over"])
+    claim = other("take", "episodes", "id1", "episode.requested", 11.9, "w2")
+    blows = [
+        Blow("worker_killed", "w1", 10.0, 10.0),
+        Blow("server_emptied", "server", 12.0, 13.0),
+        Blow("worker_killed", "w2", 15.0, 15.0),
+    ]
+
+    assert takeovers(Evidence([*OPERATIONS[:3], claim, taken], whole(), blows)) == []
+
+
 def test_who_was_taken_over_before_it_died_is_no_owner_any_more() -> None:
     taken = [
         replace(append(after, after + 1, at=at, by=by), types=["episode.taken_over"])
