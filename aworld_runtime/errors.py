@@ -8,6 +8,7 @@ prints them in one line and exits with code 2.
     │   ├── ConfigError            an unknown key, a wrong value, a file that can't be read
     │   ├── UnknownTaskError       no such task
     │   ├── UnknownProgramError    a `module:attribute` that names no agent or swarm
+    │   ├── PredicateError         a breakpoint that can't be read
     │   └── NotFoundError          no such run, episode or file
     ├── EventError
     │   ├── UnknownEventTypeError
@@ -72,6 +73,10 @@ class UnknownTaskError(UsageError):
 
 class UnknownProgramError(UsageError):
     """A `module:attribute` reference that can't be imported or is neither agent nor swarm."""
+
+
+class PredicateError(UsageError):
+    """A predicate on events can't be read; says where."""
 
 
 class NotFoundError(UsageError):
