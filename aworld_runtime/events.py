@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, SerializeAsAny, Va
 from typing_extensions import TypeVar
 
 from aworld_runtime.errors import (
+    ConfigError,
     ForgedEventError,
     MalformedEventError,
     PayloadTooLargeError,
@@ -48,7 +49,6 @@ from aworld_runtime.payloads import (
     whole,
 )
 
-SCHEMA_VERSION = 1
 COMPRESS_ABOVE = 4 * 1024
 """Bytes above which an encoded event is compressed."""
 AT_ONCE = 256 * 1024
@@ -79,8 +79,17 @@ class EventData(Data):
     """Payload of one event type. Subclass with `type` set to a dotted, past-tense name to add a type."""
 
     type: ClassVar[str]
+    formerly: ClassVar[tuple[str, ...]] = ()
+    """Names that the type had: events of these names are still read."""
+    schema_version: ClassVar[int] = 1
+    """Of the fields. Count it up with a change after which old logs would not be read, and see to them in `upcast`."""
     control: ClassVar[bool] = False
     """As mail it passes all that is not: a person's word must not wait behind data."""
+
+    @classmethod
+    def upcast(cls, data: dict[str, JsonValue], version: int) -> dict[str, JsonValue]:
+        """`data`, the JSON that an older `version` of this type wrote, as today's would write it."""
+        raise NotImplementedError(f"it has no upcast from version {version}")
 
 
 # --- an episode's life ---------------------------------------------------------------------------------------------
@@ -511,7 +520,8 @@ class Event(BaseModel, Generic[Data_co]):
     hops: int = 0
     trust: Trust = "system"
     traceparent: str | None = None
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
+    """Of `data`."""
     policy: str | None = None
     policy_version: int | None = None
     data: SerializeAsAny[Data_co]
@@ -526,6 +536,7 @@ class Event(BaseModel, Generic[Data_co]):
             "type": data.type,
             "source": source,
             "role": role,
+            "schema_version": data.schema_version,
         }
         return Event.model_validate({**made, "data": data, **metadata})
 
@@ -581,10 +592,24 @@ _TYPE_WITHIN = 64
 
 
 class Registry:
-    """The closed set of event types: encodes events, decodes only what it knows."""
+    """The closed set of event types: encodes events, decodes only what it knows.
+
+    Raises:
+        ConfigError: two classes claim the same name.
+    """
 
     def __init__(self) -> None:
-        self.types: dict[str, type[EventData]] = {cls.type: cls for cls in _subclasses(EventData)}
+        self.types: dict[str, type[EventData]] = {}
+        """By name, former names included."""
+        for cls in _subclasses(EventData):
+            for name in (cls.type, *cls.formerly):
+                other = self.types.setdefault(name, cls)
+                if not _redefines(cls, other):
+                    raise ConfigError(
+                        f"event type {name!r} is claimed by {_full_name(other)} and by {_full_name(cls)}: give one of"
+                        " them another name"
+                    )
+                self.types[name] = cls
         self._readers: dict[bytes, Callable[[bytes], Event]] = {}
         """By the type's name: reads an envelope with this data in one pass."""
 
@@ -634,7 +659,7 @@ class Registry:
             UnknownEventTypeError: its type is not registered.
             ForgedEventError: its role is not that of its source.
             MissingBlobError: it refers to content that is not among `blobs`.
-            MalformedEventError: anything else that is wrong with it, a newer schema included.
+            MalformedEventError: anything else that is wrong with it, a newer schema and a failed `upcast` included.
         """
         try:
             raw = _inflate(body) if body[:1] != STUB else whole(body, blobs, REFUSE_ABOVE)
@@ -672,8 +697,9 @@ class Registry:
         except ValidationError:
             return None
         # It showed what looked like a `type`; it need not be the one that counts.
-        known = event.type == event.data.type and event.schema_version <= SCHEMA_VERSION
-        return event if known else None
+        data = event.data
+        as_today = event.type == data.type and event.schema_version == data.schema_version
+        return event if as_today else None
 
     def _decode_step_by_step(self, raw: bytes) -> Event:
         """Whatever JSON it is, to the event or to what is wrong with it."""
@@ -684,12 +710,31 @@ class Registry:
             raise UnknownEventTypeError(
                 f"unknown event type {kind!r:.100}: import the module that defines it"
             )
-        if fields.get("schema_version", 1) > SCHEMA_VERSION:
-            raise MalformedEventError(
-                f"event {kind} has schema version {fields['schema_version']!r:.20}, newer than {SCHEMA_VERSION}: upgrade"
-            )
-        fields["data"] = data_class.model_validate(fields["data"])
+        fields["data"] = _read(data_class, kind, fields["data"], fields.get("schema_version", 1))
+        fields |= {"type": data_class.type, "schema_version": data_class.schema_version}
         return Event.model_validate(fields)
+
+
+def _read(cls: type[EventData], kind: str, data: JsonValue, version: JsonValue) -> EventData:
+    """`data` of an event of type `kind`, as `version` of it was written."""
+    if not isinstance(version, int) or version < 1:
+        raise MalformedEventError(f"event {kind} has schema version {version!r:.20}")
+    if version > cls.schema_version:
+        raise MalformedEventError(
+            f"event {kind} has schema version {version}, newer than {cls.schema_version}: upgrade the code that"
+            f" defines {_full_name(cls)}"
+        )
+    if version == cls.schema_version:
+        return cls.model_validate(data)
+    if not isinstance(data, dict):
+        raise MalformedEventError(f"event {kind} has no object as its data")
+    try:
+        return cls.model_validate(cls.upcast(data, version))
+    except Exception as error:
+        raise MalformedEventError(
+            f"event {kind} of schema version {version} can't be read as version {cls.schema_version}:"
+            f" {_full_name(cls)}.upcast: {type(error).__name__}: {_told(error)}"
+        ) from error
 
 
 def _told(error: Exception) -> str:
@@ -718,6 +763,16 @@ def _subclasses(cls: type[EventData]) -> Iterator[type[EventData]]:
     for sub in cls.__subclasses__():
         yield sub
         yield from _subclasses(sub)
+
+
+def _redefines(cls: type[EventData], other: type[EventData]) -> bool:
+    """Whether it is the same class once more, as where a notebook's cell runs again, or a script is imported, too."""
+    modules = {cls.__module__, other.__module__}
+    return cls.__qualname__ == other.__qualname__ and (len(modules) == 1 or "__main__" in modules)
+
+
+def _full_name(cls: type[EventData]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
