@@ -51,7 +51,8 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.names import episode_log, tool_queue
 from aworld_runtime.nodes.claim import Claim
-from aworld_runtime.nodes.context import Connect, Context, Journal, journals
+from aworld_runtime.nodes.context import Connect, Context
+from aworld_runtime.nodes.journal import Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.pause import Pause, paused_s
 from aworld_runtime.nodes.reception import Reception

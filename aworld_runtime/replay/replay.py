@@ -20,7 +20,8 @@ from aworld_runtime.events import (
     Event,
 )
 from aworld_runtime.messages import Data
-from aworld_runtime.nodes.context import Context, Journal, journals
+from aworld_runtime.nodes.context import Context
+from aworld_runtime.nodes.journal import Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.trajectory import Episode, episode_of
 

@@ -24,7 +24,8 @@ from aworld_runtime.events import (
 from aworld_runtime.messages import ModelSpec, ToolCall
 from aworld_runtime.models.base import ChatModel, ModelRequest
 from aworld_runtime.models.scripted import Reply, ScriptedModel
-from aworld_runtime.nodes.context import Context, Journal, journals
+from aworld_runtime.nodes.context import Context
+from aworld_runtime.nodes.journal import Journal, journals
 from aworld_runtime.nodes.node import Program
 from tests.episodes import Adder, of_kind, one, owner_of, request_episode, run_episode
 
