@@ -112,6 +112,8 @@ class EpisodeRequested(EventData):
     """A worker of another version refuses it."""
     timeout_s: float | None = None
     """Seconds it may run, from each claim or takeover: its wait for a worker doesn't count, unlike in `Event.deadline`."""
+    paused: bool = False
+    """It begins paused: whoever debugs it sets breakpoints first."""
     after_loss: bool = False
     """Queued again since the server lost data: more of the log may be lost than it shows, and whoever goes on says so."""
 
@@ -182,6 +184,23 @@ class EpisodeResumed(EventData):
     type = "episode.resumed"
     control = True
     reason: str = ""
+
+
+class EpisodeStepped(EventData):
+    """So many handlers and tool calls may start though the episode is paused; it stays so."""
+
+    type = "episode.stepped"
+    control = True
+    count: int = Field(default=1, ge=1)
+
+
+class BreakpointsSet(EventData):
+    """From here on the episode pauses at each event for which one of these predicates holds; they replace all before."""
+
+    type = "breakpoints.set"
+    control = True
+    breakpoints: tuple[str, ...] = Field(default=(), max_length=100)
+    """As in predicate.py. One that can't be read stops nothing."""
 
 
 class SubscriptionChanged(EventData):

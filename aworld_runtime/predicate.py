@@ -124,7 +124,10 @@ class Predicate:
         return cls(_Parser(text).whole())
 
     def matches(self, event: Event) -> bool:
-        return self.term.holds(event)
+        try:
+            return self.term.holds(event)
+        except ValueError:  # JSON can't hold it, nor can a log: it is about to be refused
+            return False
 
     def __str__(self) -> str:
         return str(self.term)

@@ -6,6 +6,7 @@ import json
 
 from aworld_runtime.events import (
     AnswerProposed,
+    BreakpointsSet,
     DeliveryDeadLettered,
     DeliveryHandled,
     EpisodeAnswered,
@@ -15,6 +16,7 @@ from aworld_runtime.events import (
     EpisodePaused,
     EpisodeRequested,
     EpisodeResumed,
+    EpisodeStepped,
     EpisodeTakenOver,
     Event,
     EventData,
@@ -46,6 +48,10 @@ def _said(data: EventData) -> str:  # noqa: C901, PLR0911, PLR0912 - one line pe
             return f"{task.prompt!r} for {program}"
         case EpisodePaused() | EpisodeResumed() | EpisodeCancelled():
             return data.reason
+        case EpisodeStepped(count=count):
+            return f"{count} may start"
+        case BreakpointsSet(breakpoints=breakpoints):
+            return "; ".join(breakpoints) or "none"
         case EpisodeClaimed(worker=worker) | EpisodeTakenOver(worker=worker):
             return f"by worker {worker}"
         case LogRestored(at=at):

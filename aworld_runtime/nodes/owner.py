@@ -9,6 +9,7 @@ Effects follow their append: a tool starts once `tool.called` is in the log. Tak
 
 While the episode is paused no handler and no tool call starts; what runs ends and is recorded. Its time limit and its
 deadline stand still, because a pause is a person's doing; its worker's slot stays taken. It stays paused over a takeover.
+A breakpoint is a pause in the append that holds the event; a step lets one handler or tool call start in a pause.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from aworld_runtime.events import (
     EpisodeFinished,
     EpisodePaused,
     EpisodeRequested,
-    EpisodeResumed,
     EpisodeTakenOver,
     Event,
     EventData,
@@ -272,6 +272,9 @@ class EpisodeOwner:
             return
         events = [event for commit in commits for event in commit.events]
         settled = self._calls.settled(events, self._worker)
+        if (at := self._pause.breaks(settled, len(self.events) + 1)) is not None:
+            place, paused = at
+            settled.insert(place, self._event(paused))
         # Numbered here: on `memory://` the log and this owner then share them.
         batch = [event.kept_at(seq) for seq, event in enumerate(settled, len(self.events) + 1)]
         acks = [mail for commit in commits for mail in commit.acks]
@@ -398,6 +401,7 @@ class EpisodeOwner:
 
     def _note(self, event: Event) -> None:
         self._calls.note(event)
+        self._pause.note(event)
         match event.data:
             case HumanAsked():
                 self._questions.add(event.id)
@@ -405,10 +409,6 @@ class EpisodeOwner:
                 self._questions.discard(event.correlation_id or "")
             case SubscriptionChanged(subscriptions=subscriptions):
                 self._subscriptions = subscriptions
-            case EpisodePaused():
-                self._pause.begin()
-            case EpisodeResumed():
-                self._pause.end()
             case EpisodeFinished(reason=reason):
                 self._end()
                 telemetry.EPISODES_FINISHED.add(1, reason)
@@ -450,7 +450,7 @@ class EpisodeOwner:
         """Wait until handlers and tool calls may."""
         if self._held_back_until:
             await anyio.sleep_until(self._held_back_until)
-        await self._pause.over()
+        await self._pause.may_start()
 
     def _spawn(self, work: Callable[..., object], *arguments: object) -> None:
         self._running += 1
@@ -536,9 +536,12 @@ class EpisodeOwner:
     async def _run_tool(self, called: Event) -> None:
         if not isinstance(called.data, ToolCalled):
             raise TypeError(f"{called.type} is no tool call")
+        if called.id not in self._calls.open:
+            return  # it was closed in the append that brought it
         await self._may_start()
         if called.id not in self._calls.open:
-            return  # it was closed in the append that brought it, or in a pause
+            self._pause.give_back()  # it was closed in a pause
+            return
         tools = self._tools.get(called.role, {})
         tool = tools.get(called.data.call.name)
         if isinstance(tool, RemoteTool):

@@ -1,28 +1,95 @@
-"""A pause, and an alarm that it puts off."""
+"""A pause: asked for, or by a breakpoint; the steps that are taken in it; and an alarm that it puts off.
+
+All of it is in the log, so it survives a takeover.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import anyio
 
-from aworld_runtime.events import EpisodePaused, EpisodeResumed, Event, utc_now
+from aworld_runtime.errors import PredicateError
+from aworld_runtime.events import (
+    BreakpointsSet,
+    DeliveryDeadLettered,
+    DeliveryHandled,
+    EpisodeFinished,
+    EpisodePaused,
+    EpisodeRequested,
+    EpisodeResumed,
+    EpisodeStepped,
+    Event,
+    ToolFailed,
+    ToolReturned,
+    utc_now,
+)
+from aworld_runtime.predicate import Predicate
+
+logger = logging.getLogger(__name__)
+
+ENDS = (DeliveryHandled, DeliveryDeadLettered, ToolReturned, ToolFailed)
+"""Of a handler or a tool call."""
 
 
 class Pause:
-    """Whether an episode is paused. To pause it twice is to pause it once."""
+    """Whether an episode is paused, and at what it will be. To pause it twice is to pause it once."""
+
+    __slots__ = (
+        "_alarm",
+        "_breakpoints",
+        "_left_s",
+        "_may",
+        "_started",
+        "_steps",
+        "_tell",
+        "active",
+    )
 
     def __init__(self) -> None:
         self.active = False
-        self._over: anyio.Event | None = None
+        self._steps = 0
+        """Handlers and tool calls that may run in this pause. The next that ends takes one with it, also where it began before:
+        so the log tells how many are left.
+        """
+        self._started = 0
+        """Of these, those that run."""
+        self._may: anyio.Event | None = None
         """Only while somebody waits for it."""
+        self._breakpoints: tuple[Predicate, ...] = ()
         self._tell: Callable[[], None] | None = None
         self._left_s = 0.0
         self._alarm: asyncio.TimerHandle | None = None
         """None in a pause."""
 
+    def note(self, event: Event) -> None:
+        """Take the log's next event."""
+        match event.data:
+            case EpisodeRequested(paused=paused):  # a fork's own: its parent's pause ends here
+                self._breakpoints = ()
+                if paused:
+                    self.begin()
+                else:
+                    self.end()
+            case EpisodePaused():
+                self.begin()
+            case EpisodeResumed():
+                self.end()
+            case EpisodeStepped(count=count):
+                self._steps += count * self.active
+                self._look_again()
+            case BreakpointsSet(breakpoints=texts):
+                self._breakpoints = tuple(_readable(texts, event.episode_id))
+            case data if isinstance(data, ENDS):
+                self._steps = max(self._steps - 1, 0)
+                self.give_back()
+            case _:
+                pass
+
     def begin(self) -> None:
+        self._steps = self._started = 0
         if not self.active:
             self.active = True
             if self._alarm is not None:
@@ -34,15 +101,37 @@ class Pause:
             self.active = False
             if self._tell is not None:
                 self.call_in(self._left_s, self._tell)
-            if self._over is not None:
-                self._over.set()
-                self._over = None
+            self._look_again()
 
-    async def over(self) -> None:
-        """Wait until nothing is paused."""
-        while self.active:
-            self._over = self._over or anyio.Event()
-            await self._over.wait()
+    async def may_start(self) -> None:
+        """Wait until a handler or a tool call may: nothing is paused, or a step is left."""
+        while self.active and self._started >= self._steps:
+            self._may = self._may or anyio.Event()
+            await self._may.wait()
+        self._started += self.active
+
+    def give_back(self) -> None:
+        """What was let start is done, or had nothing to do."""
+        self._started = max(self._started - 1, 0)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._may is not None:
+            self._may.set()
+            self._may = None
+
+    def breaks(self, batch: Sequence[Event], first: int) -> tuple[int, EpisodePaused] | None:
+        """The pause that a breakpoint puts into a batch about to be appended at `first`, and its place. In the same append as
+        what it stops at: nothing that follows from that has started. None also for the end of an episode.
+        """
+        if not (self._breakpoints and batch) or isinstance(batch[-1].data, EpisodeFinished):
+            return None
+        for place, event in enumerate(batch):
+            there = event.at(first + place)
+            for predicate in self._breakpoints:
+                if predicate.matches(there):
+                    return place + 1, EpisodePaused(reason=f"breakpoint: {predicate}")
+        return None
 
     def call_in(self, seconds: float, tell: Callable[[], None]) -> None:
         """Call `tell` after so long, pauses not counted."""
@@ -57,15 +146,28 @@ class Pause:
             self._alarm = None
 
 
+def _readable(texts: Iterable[str], episode: str | None) -> Iterator[Predicate]:
+    for text in texts:
+        try:
+            yield Predicate.parse(text)
+        except PredicateError as error:
+            logger.warning("episode %s goes on without a breakpoint: %s", episode, error)
+
+
 def paused_s(events: Sequence[Event]) -> float:
     """How long, by the log, an episode has been paused until now."""
     seconds, began = 0.0, None
     for event in events:
-        if isinstance(event.data, EpisodePaused):
-            began = began or event.time
-        elif isinstance(event.data, EpisodeResumed) and began is not None:
-            seconds += max((event.time - began).total_seconds(), 0)
-            began = None
+        match event.data:
+            case EpisodeRequested(paused=paused):
+                seconds, began = 0.0, event.time if paused else None
+            case EpisodePaused():
+                began = began or event.time
+            case EpisodeResumed() if began is not None:
+                seconds += max((event.time - began).total_seconds(), 0)
+                began = None
+            case _:
+                pass
     if began is not None:
         seconds += max((utc_now() - began).total_seconds(), 0)
     return seconds

@@ -34,6 +34,7 @@ from aworld_runtime.events import (
     EpisodePaused,
     EpisodeRequested,
     EpisodeResumed,
+    EpisodeStepped,
     EpisodeTakenOver,
     Event,
     HumanAnswered,
@@ -57,7 +58,7 @@ RULES = frozenset({"swarm", "environment", "worker", "janitor"})
 """Roles that are no agents; what they cause is the episode's own."""
 MOMENTS = (
     *(EpisodeClaimed, EpisodeTakenOver, LogRestored),
-    *(EpisodePaused, EpisodeResumed, EpisodeCancelled),
+    *(EpisodePaused, EpisodeStepped, EpisodeResumed, EpisodeCancelled),
 )
 """What is shown of the episode itself."""
 FROM_OUTSIDE = (ToolReturned, ToolFailed, HumanAnswered)

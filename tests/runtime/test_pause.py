@@ -12,10 +12,14 @@ from aworld_runtime.bus.memory import MemoryBus
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.errors import BusFullError
 from aworld_runtime.events import (
+    BreakpointsSet,
+    DeliveryHandled,
     EpisodeCancelled,
     EpisodeFinished,
     EpisodePaused,
+    EpisodeRequested,
     EpisodeResumed,
+    EpisodeStepped,
     EpisodeTakenOver,
     Event,
     EventData,
@@ -23,6 +27,7 @@ from aworld_runtime.events import (
     ModelCompleted,
     ModelRequested,
     Registry,
+    SubscriptionChanged,
     ToolCalled,
     ToolReturned,
     utc_now,
@@ -32,7 +37,7 @@ from aworld_runtime.models.base import ModelRequest
 from aworld_runtime.models.scripted import Reply, ScriptedModel
 from aworld_runtime.nodes.node import Program
 from aworld_runtime.nodes.owner import EpisodeOwner
-from aworld_runtime.nodes.pause import Pause
+from aworld_runtime.nodes.pause import ENDS, Pause
 from aworld_runtime.replay.replay import replay
 from tests.episodes import Adder, of_kind, one, owner_of, request_episode
 from tests.waiting import wait_until
@@ -107,7 +112,7 @@ async def test_an_alarm_is_put_off_by_a_pause() -> None:
     pause.call_in(0.1, alarm.set)
     pause.begin()
     with anyio.move_on_after(0.15):
-        await pause.over()
+        await pause.may_start()
     assert not alarm.is_set()
     resumed = anyio.current_time()
     pause.end()
@@ -174,6 +179,157 @@ async def test_a_paused_episode_can_be_cancelled(bus: Bus) -> None:
         await tell(bus, owner, EpisodeCancelled(reason="not needed"))
     assert one(owner.events, EpisodeFinished).reason == "cancelled"
     assert tool.ran == []
+
+
+# --- steps and breakpoints ---------------------------------------------------------------------------------------------
+
+
+def begins_paused() -> Event:
+    requested = request_episode()
+    data = requested.data
+    assert isinstance(data, EpisodeRequested)
+    return requested.model_copy(update={"data": data.model_copy(update={"paused": True})})
+
+
+async def step(bus: Bus, owner: EpisodeOwner, count: int = 1) -> None:
+    """Let one thing after another start; returns when all that could has ended."""
+    ends = len([e for e in owner.events if isinstance(e.data, ENDS)])
+    await tell(bus, owner, EpisodeStepped(count=count))
+    await wait_until(
+        lambda: len([e for e in owner.events if isinstance(e.data, ENDS)]) >= ends + count
+    )
+    await anyio.wait_all_tasks_blocked()
+
+
+async def test_an_episode_that_begins_paused_is_stepped_through(bus: Bus) -> None:
+    program, model, tool = adding_agent()
+    owner = owner_of(bus, begins_paused(), program)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(owner.run)
+        await wait_until(lambda: has(owner, SubscriptionChanged))
+        await anyio.wait_all_tasks_blocked()
+        assert not has(owner, DeliveryHandled)
+        await step(bus, owner)
+        assert (len(model.requests), tool.ran) == (0, [])  # the swarm's rules gave out the task
+        await step(bus, owner)
+        assert (len(model.requests), tool.ran) == (1, [])
+        await step(bus, owner)
+        assert (len(model.requests), tool.ran) == (1, [(1, 2)])
+        await tell(bus, owner, EpisodeResumed())
+    assert one(owner.events, EpisodeFinished).answer == "three"
+    assert (await replay(owner.events, program)).identical
+
+
+async def test_a_step_that_nobody_asked_for_in_a_pause_is_none(bus: Bus) -> None:
+    program, _, tool = adding_agent()
+    owner = owner_of(bus, request_episode(), program)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(owner.run)
+        await wait_until(lambda: has(owner, ModelRequested))
+        await tell(bus, owner, EpisodeStepped(count=9))
+        await tell(bus, owner, EpisodePaused())
+        await wait_until(lambda: has(owner, ToolCalled))
+        await anyio.wait_all_tasks_blocked()
+        assert tool.ran == []
+        await tell(bus, owner, EpisodeResumed())
+
+
+async def test_at_a_breakpoint_nothing_starts_that_follows_from_its_event(bus: Bus) -> None:
+    program, _, tool = adding_agent()
+    owner = owner_of(bus, begins_paused(), program)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(owner.run)
+        await tell(bus, owner, BreakpointsSet(breakpoints=("type=tool.called and name=add",)))
+        await tell(bus, owner, EpisodeResumed())
+        await wait_until(lambda: has(owner, EpisodePaused))
+        await anyio.wait_all_tasks_blocked()
+        assert tool.ran == []
+        called, paused = (
+            next(e for e in owner.events if isinstance(e.data, kind))
+            for kind in (ToolCalled, EpisodePaused)
+        )
+        assert (paused.seq, paused.data) == (
+            called.seq + 1,
+            EpisodePaused(reason="breakpoint: type=tool.called and name=add"),
+        )
+        await tell(bus, owner, EpisodeResumed())
+    assert one(owner.events, EpisodeFinished).answer == "three"
+    assert (await replay(owner.events, program)).identical
+
+
+async def test_a_breakpoint_ends_the_steps_that_are_left(bus: Bus) -> None:
+    program, _, tool = adding_agent()
+    owner = owner_of(bus, begins_paused(), program)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(owner.run)
+        await tell(bus, owner, BreakpointsSet(breakpoints=("tool.called",)))
+        await tell(bus, owner, EpisodeStepped(count=20))
+        await wait_until(lambda: has(owner, EpisodePaused))
+        await anyio.wait_all_tasks_blocked()
+        assert tool.ran == []
+        await tell(bus, owner, BreakpointsSet())
+        await tell(bus, owner, EpisodeStepped(count=20))
+        await wait_until(lambda: has(owner, EpisodeFinished))
+
+
+async def test_no_breakpoint_holds_up_the_end(bus: Bus) -> None:
+    program, _, _ = adding_agent()
+    owner = owner_of(bus, begins_paused(), program)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(owner.run)
+        await tell(bus, owner, BreakpointsSet(breakpoints=("episode.finished",)))
+        await tell(bus, owner, EpisodeResumed())
+    assert one(owner.events, EpisodeFinished).answer == "three"
+    assert not has(owner, EpisodePaused)
+
+
+async def test_a_breakpoint_that_cannot_be_read_is_told_and_stops_nothing(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    program, _, _ = adding_agent()
+    owner = owner_of(bus, begins_paused(), program)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(owner.run)
+        await tell(bus, owner, BreakpointsSet(breakpoints=("type=(", "model.requested")))
+        await tell(bus, owner, EpisodeResumed())
+        await wait_until(lambda: has(owner, EpisodePaused))
+        assert one(owner.events, EpisodePaused).reason == "breakpoint: type=model.requested"
+        await tell(bus, owner, BreakpointsSet())
+        await tell(bus, owner, EpisodeResumed())
+    assert "goes on without a breakpoint: predicate 'type=('" in caplog.text
+    assert one(owner.events, EpisodeFinished).answer == "three"
+
+
+async def test_breakpoints_and_steps_survive_a_takeover(bus: Bus) -> None:
+    program, model, tool = adding_agent()
+    requested = begins_paused()
+    first = owner_of(bus, requested, program)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(first.run)
+        await tell(bus, first, BreakpointsSet(breakpoints=("tool.called",)))
+        await step(bus, first)
+        await tell(bus, first, EpisodeStepped(count=2))
+        await wait_until(lambda: has(first, ModelRequested))
+        tasks.cancel_scope.cancel()  # in its first turn: two steps are left
+    assert tool.ran == []
+    second = owner_of(bus, requested, program, worker="w2")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second.run)
+        await wait_until(lambda: has(second, EpisodePaused))
+        await anyio.wait_all_tasks_blocked()
+        assert (len(model.requests), tool.ran) == (2, [])
+        await step(bus, second)
+        assert (len(model.requests), tool.ran) == (2, [(1, 2)])
+        tasks.cancel_scope.cancel()
+    third = owner_of(bus, requested, program, worker="w3")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(third.run)
+        await wait_until(lambda: has(third, EpisodeTakenOver) and len(third.events) > 1)
+        await anyio.wait_all_tasks_blocked()
+        assert len(model.requests) == 2
+        await tell(bus, third, EpisodeResumed())
+    assert one(third.events, EpisodeFinished).answer == "three"
+    assert tool.ran == [(1, 2)]
 
 
 class Narrow(MemoryBus):

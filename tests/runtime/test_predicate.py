@@ -74,6 +74,10 @@ def test_values_are_numbers_where_both_are_and_text_where_not() -> None:
     assert holds("content~b", ToolReturned(name="add", content=["a", "b"]))
 
 
+def test_an_event_that_no_log_can_hold_fits_none() -> None:
+    assert not holds("content~1", ToolReturned(name="add", content=10**5000))
+
+
 @pytest.mark.parametrize(
     "text, told",
     [
