@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 from collections.abc import AsyncIterator
@@ -14,9 +15,10 @@ import anyio
 import pytest
 
 from aworld_runtime.bus import Bus, FeedEntry, open_bus
-from aworld_runtime.bus.redis.cluster import SHARDS, slot_of
+from aworld_runtime.bus.redis.cluster import SHARDS, ClusterLink, slot_of
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.redis.shards import read_cursor
+from aworld_runtime.bus.redis.wire import Address
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import BusError, ConfigError, ProcessError
 from aworld_runtime.events import Event, MessagePosted
@@ -421,3 +423,11 @@ async def test_one_node_that_answers_is_enough_to_find_the_others(
 def test_a_cluster_has_one_database(path: str) -> None:
     with pytest.raises(ConfigError, match="database 0"):
         open_bus(f"redis+cluster://127.0.0.1:1{path}")
+
+
+async def test_leases_of_a_program_that_left_its_bus_open_end_without_a_traceback(url: str) -> None:
+    link = ClusterLink(Address.parse(url), ())
+
+    await asyncio.to_thread(asyncio.run, link.connect())
+
+    link.doubt()  # as the lease's thread does, once the nodes are away

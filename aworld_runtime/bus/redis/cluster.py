@@ -16,6 +16,7 @@ import asyncio
 import logging
 from binascii import crc_hqx
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 
 import anyio
@@ -205,7 +206,10 @@ class ClusterLink:
 
     def doubt(self) -> None:
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._doubted.set)
+            with suppress(
+                RuntimeError
+            ):  # it is closed: a program was interrupted with its bus open
+                self._loop.call_soon_threadsafe(self._doubted.set)
 
     async def dial(self, key: bytes | None = None, /) -> Wire:
         if key is None:
