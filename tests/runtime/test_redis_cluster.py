@@ -425,9 +425,13 @@ def test_a_cluster_has_one_database(path: str) -> None:
         open_bus(f"redis+cluster://127.0.0.1:1{path}")
 
 
-async def test_leases_of_a_program_that_left_its_bus_open_end_without_a_traceback(url: str) -> None:
+async def test_a_lease_that_outlives_its_event_loop_ends_without_a_traceback(url: str) -> None:
     link = ClusterLink(Address.parse(url), ())
 
-    await asyncio.to_thread(asyncio.run, link.connect())
+    async def use() -> None:
+        await link.connect()
+        await link.close()
 
-    link.doubt()  # as the lease's thread does, once the nodes are away
+    await asyncio.to_thread(asyncio.run, use())
+
+    link.doubt()  # as the lease's thread does where a program was interrupted with its bus open
