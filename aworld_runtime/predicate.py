@@ -53,7 +53,7 @@ class Comparison:
     value: str
 
     def holds(self, event: Event) -> bool:
-        found = _values(event, self.path.split("."))
+        found = values(event, self.path)
         if self.op == "!=":
             return not any(_compare(value, "=", self.value) for value in found)
         return any(_compare(value, self.op, self.value) for value in found)
@@ -217,8 +217,13 @@ class _Parser:
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
-def _values(event: Event, names: list[str]) -> list[JsonValue]:
-    """What the path leads to in an event."""
+def values(event: Event, path: str) -> list[JsonValue]:
+    """What a path leads to in an event.
+
+    Raises:
+        ValueError: JSON can't hold it.
+    """
+    names = path.split(".")
     # The data may be large: it is written only where it is asked for.
     field = names[0] if names[0] in Event.model_fields else "data"
     fields: dict[str, JsonValue] = event.model_dump(mode="json", include={field})
@@ -236,7 +241,7 @@ def _named(within: list[JsonValue], name: str) -> list[JsonValue]:
             return found
         inside = [list(value.values()) for value in objects]
         inside += [value for value in within if isinstance(value, list)]
-        within = [value for values in inside for value in values]
+        within = [value for each in inside for value in each]
     return []
 
 

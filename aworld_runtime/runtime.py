@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from secrets import token_hex
@@ -41,6 +41,8 @@ from aworld_runtime.messages import Task
 from aworld_runtime.names import episode_log
 from aworld_runtime.nodes.node import Runnable
 from aworld_runtime.nodes.worker import Worker
+from aworld_runtime.replay.debugger import Debugger
+from aworld_runtime.replay.live import HEARD_S, Live
 from aworld_runtime.store.base import Store
 from aworld_runtime.store.open import open_store
 from aworld_runtime.trajectory import Episode, episode_of
@@ -154,8 +156,9 @@ class Runtime:
         *,
         timeout_s: float | None = None,
         seed: int = 0,
+        paused: bool = False,
     ) -> str:
-        """Queue one episode; returns its id.
+        """Queue one episode; returns its id. `paused`: it starts when it is resumed, or stepped by a debugger.
 
         Raises:
             UsageError: a task or a program that is none.
@@ -167,7 +170,7 @@ class Runtime:
         episode_id = new_id()
         reference = self._reference(program, episode_id)
         requested = Event.of(
-            EpisodeRequested(task=task, program=reference, seed=seed),
+            EpisodeRequested(task=task, program=reference, seed=seed, paused=paused),
             source=self._source,
             run_id=self.run_id,
             task_id=task.id,
@@ -190,6 +193,33 @@ class Runtime:
         if not events or events[0].run_id != self.run_id:
             raise NotFoundError(f"episode {episode_id!r} was not submitted to this runtime")
         return episode_of(events)
+
+    @asynccontextmanager
+    async def debug(
+        self, episode_id: str, program: Runnable | None = None
+    ) -> AsyncGenerator[Debugger]:
+        """A debugger for an episode that this bus or this store knows: it is at the end of one that runs, and at the beginning
+        of one that has ended. With the `program` that ran, what has ended runs again as it is passed.
+
+        Raises:
+            NotFoundError: there is no such episode.
+        """
+        live = Live(self.bus, self._logs, episode_id)
+        with anyio.move_on_after(HEARD_S):
+            await live.begin()
+        if not live.events:
+            raise NotFoundError(
+                f"no episode {episode_id!r} on {self.bus.url} or in {self.store.url}"
+            )
+        if live.finished:
+            debugger = Debugger(live.events, None if program is None else program.program())
+        else:
+            debugger = Debugger(live.events, live=live)
+        try:
+            yield debugger
+        finally:
+            with anyio.move_on_after(FINISH_S, shield=True):
+                await debugger.leave()
 
     def _reference(self, program: Runnable | str, episode_id: str) -> str:
         if isinstance(program, str):

@@ -39,18 +39,18 @@ class Pause:
 
     __slots__ = (
         "_alarm",
-        "_breakpoints",
         "_left_s",
         "_may",
         "_started",
-        "_steps",
         "_tell",
         "active",
+        "breakpoints",
+        "steps",
     )
 
     def __init__(self) -> None:
         self.active = False
-        self._steps = 0
+        self.steps = 0
         """Handlers and tool calls that may run in this pause. The next that ends takes one with it, also where it began before:
         so the log tells how many are left.
         """
@@ -58,7 +58,7 @@ class Pause:
         """Of these, those that run."""
         self._may: anyio.Event | None = None
         """Only while somebody waits for it."""
-        self._breakpoints: tuple[Predicate, ...] = ()
+        self.breakpoints: tuple[Predicate, ...] = ()
         self._tell: Callable[[], None] | None = None
         self._left_s = 0.0
         self._alarm: asyncio.TimerHandle | None = None
@@ -68,7 +68,7 @@ class Pause:
         """Take the log's next event."""
         match event.data:
             case EpisodeRequested(paused=paused):  # a fork's own: its parent's pause ends here
-                self._breakpoints = ()
+                self.breakpoints = ()
                 if paused:
                     self.begin()
                 else:
@@ -78,18 +78,18 @@ class Pause:
             case EpisodeResumed():
                 self.end()
             case EpisodeStepped(count=count):
-                self._steps += count * self.active
+                self.steps += count * self.active
                 self._look_again()
             case BreakpointsSet(breakpoints=texts):
-                self._breakpoints = tuple(_readable(texts, event.episode_id))
+                self.breakpoints = tuple(_readable(texts, event.episode_id))
             case data if isinstance(data, ENDS):
-                self._steps = max(self._steps - 1, 0)
+                self.steps = max(self.steps - 1, 0)
                 self.give_back()
             case _:
                 pass
 
     def begin(self) -> None:
-        self._steps = self._started = 0
+        self.steps = self._started = 0
         if not self.active:
             self.active = True
             if self._alarm is not None:
@@ -105,7 +105,7 @@ class Pause:
 
     async def may_start(self) -> None:
         """Wait until a handler or a tool call may: nothing is paused, or a step is left."""
-        while self.active and self._started >= self._steps:
+        while self.active and self._started >= self.steps:
             self._may = self._may or anyio.Event()
             await self._may.wait()
         self._started += self.active
@@ -124,11 +124,11 @@ class Pause:
         """The pause that a breakpoint puts into a batch about to be appended at `first`, and its place. In the same append as
         what it stops at: nothing that follows from that has started. None also for the end of an episode.
         """
-        if not (self._breakpoints and batch) or isinstance(batch[-1].data, EpisodeFinished):
+        if not (self.breakpoints and batch) or isinstance(batch[-1].data, EpisodeFinished):
             return None
         for place, event in enumerate(batch):
             there = event.at(first + place)
-            for predicate in self._breakpoints:
+            for predicate in self.breakpoints:
                 if predicate.matches(there):
                     return place + 1, EpisodePaused(reason=f"breakpoint: {predicate}")
         return None

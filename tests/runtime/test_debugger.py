@@ -1,0 +1,281 @@
+"""The debugger: of records, of live episodes, and from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from aworld_runtime import Runtime
+from aworld_runtime.bus.open import open_bus
+from aworld_runtime.errors import NotFoundError, PredicateError, UsageError
+from aworld_runtime.events import (
+    DeliveryHandled,
+    Event,
+    ToolCalled,
+    ToolReturned,
+)
+from aworld_runtime.models.scripted import ScriptedModel
+from aworld_runtime.replay.debugger import Debugger, Stop
+from tests.episodes import (
+    Adder,
+    Gate,
+    adding,
+    adding_program,
+    adding_swarm,
+    request_episode,
+    run_episode,
+)
+from tests.replayed import changed_swarm
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+async def events() -> list[Event]:
+    """A finished episode of a solver, who calls tools in two turns, and of a verifier."""
+    async with open_bus("memory://") as bus:
+        return await run_episode(bus, request_episode(), adding_program()[0])
+
+
+def places(events: Sequence[Event], kind: type) -> list[int]:
+    return [event.seq for event in events if isinstance(event.data, kind)]
+
+
+# --- records -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_record_is_stepped_through_from_its_first_event_to_its_end(
+    events: list[Event],
+) -> None:
+    debugger = Debugger(events)
+    assert debugger.event == events[0]
+    passed = [debugger.seq]
+    while (stop := await debugger.step()).why != "end":
+        assert stop.why == "moved"
+        passed.append(stop.seq)
+    assert passed == list(range(1, len(events) + 1))
+    assert stop.event == events[-1]
+
+
+async def test_it_stops_at_breakpoints_until_they_are_cleared(events: list[Event]) -> None:
+    debugger = Debugger(events)
+    number = await debugger.break_at("type=tool.called and data.b=40")
+    await debugger.break_at("role=verifier and model.completed")
+    assert [await where(debugger) for _ in range(3)] == [
+        ("breakpoint", "tool.called", "1: type=tool.called and data.b=40"),
+        ("breakpoint", "model.completed", "2: role=verifier and type=model.completed"),
+        ("end", "episode.finished", ""),
+    ]
+    await debugger.clear(number)
+    debugger.goto(1)
+    assert (await debugger.continue_()).event.role == "verifier"
+    with pytest.raises(UsageError, match="no breakpoint 1; there are: 2"):
+        await debugger.clear(number)
+    with pytest.raises(PredicateError):
+        await debugger.break_at("type=")
+
+
+async def where(debugger: Debugger) -> tuple[str, str, str]:
+    stop = await debugger.continue_()
+    return stop.why, stop.event.type, stop.detail
+
+
+async def test_next_goes_to_the_end_of_a_handler_and_until_to_an_event(events: list[Event]) -> None:
+    debugger = Debugger(events)
+    ends = places(events, DeliveryHandled)
+    assert (await debugger.next()).seq == ends[0]
+    of_solver = next(seq for seq in ends[1:] if events[seq - 1].role == "solver")
+    assert (await debugger.next("solver")).seq == of_solver
+    assert (await debugger.until("tool.returned")).seq == places(events, ToolReturned)[0]
+    assert await debugger.until(len(events) - 2) == Stop("moved", events[-3])
+    assert (debugger.back().seq, debugger.goto(2).seq, debugger.back().seq) == (
+        len(events) - 3,
+        2,
+        1,
+    )
+    assert debugger.back().why == "start"
+    assert debugger.breakpoints == {}
+    with pytest.raises(UsageError, match="no event 900"):
+        debugger.goto(900)
+
+
+async def test_a_breakpoint_stops_every_way_forwards(events: list[Event]) -> None:
+    debugger = Debugger(events)
+    await debugger.break_at("model.requested")
+    for move in (debugger.next("verifier"), debugger.until("episode.finished")):
+        assert (await move).why == "breakpoint"
+
+
+async def test_the_program_runs_again_as_the_record_is_passed(events: list[Event]) -> None:
+    program, model, tool = adding_program()
+    debugger = Debugger(events, program)
+    assert (await debugger.continue_()).why == "end"
+    assert (len(model.requests), tool.ran) == (0, [])
+
+
+async def test_a_difference_stops_it_and_it_can_go_on(events: list[Event]) -> None:
+    debugger = Debugger(events, changed_swarm().program())
+    stop = await debugger.continue_()
+    assert (stop.why, stop.event.role, stop.event.type) == (
+        "diverged",
+        "verifier",
+        "delivery.handled",
+    )
+    assert stop.difference is not None
+    assert "data.preamble" in stop.detail
+    assert (await debugger.continue_()).why == "end"
+
+
+async def test_at_any_event_it_shows_what_an_agent_knows_and_has_to_do(events: list[Event]) -> None:
+    debugger = Debugger(events)
+    first, *others = places(events, ToolCalled)
+    debugger.goto(others[1])
+    asked = next(e for e in events[: first - 1] if e.to == "solver")
+    solver = debugger.role("solver")
+    assert [call.seq for call in solver.open_calls] == [first, *others[:2]]
+    assert [m.role for m in solver.messages] == ["system", "user", "assistant"]
+    assert (len(solver.turns), solver.pending, solver.to_handle) == (1, (), (asked.seq,))
+    state = debugger.state()
+    assert state.to_handle == {
+        "swarm": (),
+        "solver": (asked.seq,),
+        "verifier": (),
+        "environment": (),
+    }
+    assert (state.open_calls, state.idle, state.reason) == (solver.open_calls, False, None)
+
+    returned = places(events, ToolReturned)[0]
+    debugger.goto(returned)
+    solver = debugger.role("solver")
+    assert [m.content for m in solver.pending] == ["30"]
+    assert solver.messages[-1].content == "30"
+    assert solver.to_handle == (returned,)
+    debugger.goto(len(events))
+    assert (debugger.state().answer, debugger.state().reason) == ("checked: 100", "answered")
+    with pytest.raises(
+        UsageError, match="no role 'judge' in this episode; there are: solver, verifier"
+    ):
+        debugger.role("judge")
+
+
+async def test_before_anything_happened_the_request_is_what_is_to_be_handled(
+    events: list[Event],
+) -> None:
+    assert Debugger(events).state().to_handle == {
+        "swarm": (1,),
+        "solver": (),
+        "verifier": (),
+        "environment": (),
+    }
+
+
+async def test_what_has_ended_can_be_neither_paused_nor_forked_by_nobody(
+    events: list[Event],
+) -> None:
+    debugger = Debugger(events)
+    for attempt in (debugger.pause(), debugger.resume(), debugger.edit({"data.content": 1})):
+        with pytest.raises(UsageError):
+            await attempt
+
+
+# --- live ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with Runtime(bus="memory://", store=f"sqlite:///{tmp_path}/aworld.db") as opened:
+        yield opened
+
+
+async def test_a_live_episode_is_stepped_and_watched(runtime: Runtime) -> None:
+    model, tool = ScriptedModel(adding), Adder()
+    episode = await runtime.submit(adding_swarm(model, tool), "Add it all.", paused=True)
+    async with runtime.debug(episode) as debugger:
+        assert (await debugger.next()).event.role == "swarm"
+        assert len(model.requests) == 0
+        assert (await debugger.step()).event.type == "model.requested"
+        assert (await debugger.next()).event.role == "solver"
+        assert (len(model.requests), tool.ran) == (1, [])
+        assert (await debugger.step()).event.type == "tool.returned"
+        assert tool.ran == [(10, 20)]
+        state = debugger.state()
+        assert (state.paused, [call.call.id for call in state.open_calls]) == (True, ["c2", "c3"])
+        assert (await debugger.next("verifier")).event.role == "verifier"
+        assert (await debugger.continue_()).why == "end"
+    assert (await runtime.result(episode)).answer == "checked: 100"
+
+
+async def test_a_live_episode_stops_at_breakpoints_before_anything_follows(
+    runtime: Runtime,
+) -> None:
+    tool = Adder()
+    episode = await runtime.submit(
+        adding_swarm(ScriptedModel(adding), tool), "Add it all.", paused=True
+    )
+    async with runtime.debug(episode) as debugger:
+        number = await debugger.break_at("tool.called and a=10")
+        stop = await debugger.continue_()
+        assert (stop.why, stop.event.type, stop.detail) == (
+            "breakpoint",
+            "tool.called",
+            "1: type=tool.called and a=10",
+        )
+        await anyio.wait_all_tasks_blocked()
+        assert tool.ran == []
+        assert debugger.now().breakpoints == ("type=tool.called and a=10",)
+        await debugger.clear(number)
+        stop = await debugger.until("role=solver and answer.proposed")
+        assert (stop.why, stop.event.type) == ("moved", "answer.proposed")
+        assert len(tool.ran) == 3
+        assert debugger.now().breakpoints == ()
+        assert debugger.goto(1).event.type == "episode.requested"
+        assert (await debugger.continue_()).why == "end"
+    assert (await runtime.result(episode)).answer == "checked: 100"
+
+
+async def test_leaving_clears_breakpoints_and_a_second_debugger_finds_it_as_it_is(
+    runtime: Runtime,
+) -> None:
+    episode = await runtime.submit(
+        adding_swarm(ScriptedModel(adding), Adder()), "Add it all.", paused=True
+    )
+    async with runtime.debug(episode) as debugger:
+        await debugger.break_at("model.requested")
+        async with runtime.debug(episode) as second:
+            assert [str(each) for each in second.breakpoints.values()] == ["type=model.requested"]
+            assert (await second.continue_()).event.type == "model.requested"
+    async with runtime.debug(episode) as third:
+        assert (third.breakpoints, third.now().paused) == ({}, True)
+        await third.resume()
+    assert (await runtime.result(episode)).reason == "answered"
+
+
+async def test_who_pauses_meanwhile_stops_the_debugger_too(runtime: Runtime) -> None:
+    gate = Gate("add")
+    episode = await runtime.submit(adding_swarm(ScriptedModel(adding), gate), "Add it all.")
+    async with runtime.debug(episode) as debugger, anyio.create_task_group() as tasks:
+        stops: list[Stop] = []
+
+        async def go_on() -> None:
+            stops.append(await debugger.continue_())
+
+        await gate.reached.wait()
+        tasks.start_soon(go_on)
+        async with runtime.debug(episode) as other:
+            await other.pause()
+        await wait_until(lambda: bool(stops))
+        assert (stops[0].why, stops[0].detail) == ("paused", "debugger")
+        gate.open.set()
+        await debugger.resume()
+    assert (await runtime.result(episode)).reason is not None
+
+
+async def test_an_unknown_episode_cannot_be_debugged(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aworld_runtime.runtime.HEARD_S", 0.05)
+    with pytest.raises(NotFoundError, match="no episode 'nobody'"):
+        async with runtime.debug("nobody"):
+            pass
