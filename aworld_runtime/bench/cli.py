@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from aworld_runtime.bench.backpressure import BackpressureReport
     from aworld_runtime.bench.bus import BusReport
     from aworld_runtime.bench.idle import IdleReport
+    from aworld_runtime.bench.replay import ReplayBenchReport
+
+    Report = BusReport | IdleReport | BackpressureReport | ReplayBenchReport
 
 LOG_LEVEL = "error"
 """Full queues and redeliveries are what is measured here: the report counts them."""
@@ -28,6 +31,11 @@ accepted is consumed. The slope of the memory is that of the second half, by lea
 IDLE = """\
 Measure the memory of episodes that are claimed and wait for a human, with workers that join and leave meanwhile; then
 answer each, and see it end. Everything is in one process."""
+REPLAY = """\
+Record episodes of several agents on worker processes (calls of 0.2 s and more, tools in parallel, failures, handoffs, a
+person's answers, one worker killed), then run "aworld replay --all" over them and compare its time with theirs. Exit code
+1: an episode was different, or the replay less than 50 times as fast.
+"""
 BUS_EXAMPLES = """\
 examples:
   aworld bench bus                                       a private server, 200,000 events
@@ -39,7 +47,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
-    what = parser.add_subparsers(dest="what", required=True, metavar="bus|backpressure|idle")
+    what = parser.add_subparsers(dest="what", required=True, metavar="bus|backpressure|idle|replay")
     raw = argparse.RawDescriptionHelpFormatter
     _add_bus(
         what.add_parser(
@@ -56,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     )
     _add_idle(what.add_parser("idle", help="memory of an episode that waits", description=IDLE))
+    _add_replay(
+        what.add_parser(
+            "replay", help="a replay's time, beside that of the live runs", description=REPLAY
+        )
+    )
     for measured in what.choices.values():
         add_logging(measured)
 
@@ -83,6 +96,18 @@ def _add_idle(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--episodes", type=int, default=1000, metavar="N", help="that wait (default 1000)"
+    )
+    add_json(parser)
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--episodes", type=int, default=200, metavar="N", help="to record (default 200)"
+    )
+    parser.add_argument(
+        "--store",
+        metavar="URL",
+        help="keep the record there: sqlite:///… or mongodb://…, without any episodes yet (default: a temporary file)",
     )
     add_json(parser)
 
@@ -129,7 +154,8 @@ def _add_bus(parser: argparse.ArgumentParser) -> None:
 
 def bench_command(arguments: argparse.Namespace) -> int:
     """Run `aworld bench`; returns the exit code."""
-    return {"bus": _bus, "idle": _idle, "backpressure": _backpressure}[arguments.what](arguments)
+    commands = {"bus": _bus, "idle": _idle, "backpressure": _backpressure, "replay": _replay}
+    return commands[arguments.what](arguments)
 
 
 def _bus(arguments: argparse.Namespace) -> int:
@@ -177,8 +203,16 @@ def _backpressure(arguments: argparse.Namespace) -> int:
     return _tell(report, backpressure_text(report), arguments)
 
 
-def _tell(
-    report: BusReport | IdleReport | BackpressureReport, text: str, arguments: argparse.Namespace
-) -> int:
+def _replay(arguments: argparse.Namespace) -> int:
+    from aworld_runtime.bench.progress import Progress
+    from aworld_runtime.bench.replay import ReplayBench
+    from aworld_runtime.bench.text import replay_text
+
+    bench = ReplayBench(arguments.episodes, arguments.store, Progress())
+    report = run_async(bench.run)
+    return _tell(report, replay_text(report), arguments)
+
+
+def _tell(report: Report, text: str, arguments: argparse.Namespace) -> int:
     print(report.model_dump_json(indent=2) if arguments.json else text)
     return 0 if report.verified else 1

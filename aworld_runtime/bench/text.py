@@ -9,6 +9,7 @@ from aworld_runtime.bench.bus import BusReport
 from aworld_runtime.bench.ceiling import Ceiling
 from aworld_runtime.bench.compare import PeerReport
 from aworld_runtime.bench.idle import IdleReport
+from aworld_runtime.bench.replay import ReplayBenchReport
 from aworld_runtime.bench.targets import Hold
 from aworld_runtime.cli.shared import table
 
@@ -94,6 +95,22 @@ def backpressure_text(report: BackpressureReport) -> str:
     )
 
 
+def replay_text(report: ReplayBenchReport) -> str:
+    """The report of `aworld bench replay`."""
+    calls = f"{report.calls:,} calls, the shortest of {report.shortest_call_s:.3f} s"
+    rows = [
+        ("episodes", f"{report.episodes:,}", f"{report.events:,} events; {calls}"),
+        *((f"  with {kind}", f"{episodes:,}", "") for kind, episodes in report.kinds.items()),
+        ("identical", f"{report.identical:,}", f"different {report.different}"),
+        ("live calls of the replay", f"{report.live_calls}", f"{report.handlers:,} handlers ran"),
+        ("live, one by one, s", f"{report.live_s:.1f}", "the episodes' durations, added up"),
+        ("live, many at once, s", f"{report.live_wall_s:.1f}", "on the clock"),
+        ("replay, s", f"{report.replay_s:.2f}", "aworld replay --all --json, its start included"),
+        ("times as fast", f"{report.ratio:.0f}", f"and {report.wall_ratio:.1f} by the clock"),
+    ]
+    return "\n\n".join([table(("", "figure", ""), rows), holds_text(report.holds), _end(report)])
+
+
 def _slope(slope: Slope) -> tuple[str, str]:
     return f"{slope.kb_per_s:+.2f} KB/s", f"{slope.first_mb:.1f} to {slope.last_mb:.1f} MB"
 
@@ -114,7 +131,7 @@ def faults_text(faults: Sequence[str]) -> str:
     return "\n".join(["verification failed:", *(f"  {fault}" for fault in faults)])
 
 
-def _end(report: BusReport | IdleReport | BackpressureReport) -> str:
+def _end(report: BusReport | IdleReport | BackpressureReport | ReplayBenchReport) -> str:
     machine = report.machine
     where = (
         f"Python {machine.python}, {machine.cpu_count} cores, load average {machine.load_average:.2f}"

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +18,53 @@ from aworld_runtime.bench.latency import percentile
 from aworld_runtime.bench.load import Load, Writer, rounds
 from aworld_runtime.bench.progress import Progress
 from aworld_runtime.bench.raw import raw_server
+from aworld_runtime.bench.replay import Live, call_seconds, duration_s, faults_of
 from aworld_runtime.bench.throughput import ThroughputPhase
 from aworld_runtime.bench.verify import check_deliveries, check_log
 from aworld_runtime.bus import open_bus
 from aworld_runtime.bus.server import PrivateServer
-from aworld_runtime.events import Event, Registry
+from aworld_runtime.events import (
+    EpisodeClaimed,
+    EpisodeFinished,
+    EpisodeRequested,
+    EpisodeResumed,
+    EpisodeTakenOver,
+    Event,
+    EventData,
+    HumanAnswered,
+    HumanAsked,
+    Registry,
+    utc_now,
+)
+from aworld_runtime.messages import Task
+from aworld_runtime.store.base import EpisodeRecord
+from aworld_runtime.store.open import open_store
 from tests.services import BusCluster
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--events", "2000", "--seconds", "0.5")
 
 
-def bench(*arguments: str, code: int = 0) -> Any:
-    """Run `aworld bench … --json`; what it reports."""
+def bench(*arguments: str, code: int | None = 0) -> Any:
+    """Run `aworld bench … --json`; what it reports. `code` None: any exit code."""
     command = [sys.executable, "-m", "aworld_runtime.cli", "bench", *arguments, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
+    assert code is None or done.returncode == code, done.stderr
     return json.loads(done.stdout) if done.stdout else None
 
 
 def numbered(count: int) -> list[Event]:
     writer = Writer()
     return [writer.event("e", "role000").at(seq) for seq in range(1, count + 1)]
+
+
+def timed(*data: tuple[float, EventData]) -> list[Event]:
+    """Events of these seconds."""
+    start = utc_now()
+    events = [
+        Event.of(payload, source="x/y", time=start + timedelta(seconds=at)) for at, payload in data
+    ]
+    return [event.at(seq) for seq, event in enumerate(events, 1)]
 
 
 def ids(events: Sequence[Event]) -> list[str]:
@@ -132,6 +158,67 @@ def test_slow_consumer_slows_its_publishers_and_misses_nothing() -> None:
     assert report["put"] == report["consumed"] > 0
     assert report["backlog_max"] <= 200 + report["pressure"]["batch"]
     assert report["samples"] >= 2
+
+
+def test_episodes_with_all_that_is_hard_to_replay_are_recorded_and_replay_identically() -> None:
+    report = bench("replay", "--episodes", "6", code=None)  # so few may not be 50 times as fast
+    assert (report["identical"], report["different"], report["live_calls"]) == (6, 0, 0)
+    assert all(report["kinds"].values()), report["kinds"]
+    assert report["shortest_call_s"] >= 0.2
+    assert report["handlers"] > 60
+    assert report["ratio"] == pytest.approx(report["live_s"] / report["replay_s"])
+    assert report["live_s"] > report["live_wall_s"] > 0
+    assert [fault for fault in report["faults"] if "times as fast" not in fault] == []
+
+
+async def test_replay_of_a_store_that_has_episodes_already_is_not_measured(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'bench.db'}"
+    async with open_store(url) as store:
+        await store.put_episode(EpisodeRecord(id="e1"))
+    assert bench("replay", "--store", url, code=2) is None
+
+
+def test_duration_of_an_episode_is_without_the_wait_for_another_worker() -> None:
+    events = timed(
+        (0, EpisodeRequested(task=Task(id="t", prompt=""), program="m:a")),
+        (10, EpisodeClaimed(worker="a")),
+        (11, EpisodeResumed()),
+        (14, EpisodeTakenOver(worker="b")),
+        (16, EpisodeFinished()),
+    )
+    assert duration_s(events) == 3
+
+
+def test_call_takes_from_its_question_to_its_answer() -> None:
+    asked, answered = timed((1, HumanAsked(question="?")), (3, HumanAnswered(answer="yes")))
+    answered = answered.model_copy(update={"correlation_id": asked.id})
+    assert list(call_seconds([asked, answered])) == [2]
+
+
+def test_replay_that_differs_or_is_slow_or_misses_a_kind_is_a_fault() -> None:
+    live = Live(
+        episodes=2,
+        events=9,
+        kinds={"handoffs": 2, "takeovers": 0},
+        calls=3,
+        shortest_call_s=0.2,
+        live_s=9,
+    )
+    replayed: dict[str, Any] = {
+        "identical": 1,
+        "live_calls": 0,
+        "unreadable": {},
+        "episodes": [
+            {"episode": "e1", "identical": True},
+            {"episode": "e2", "identical": False, "divergence": {"message": "at seq 3 …"}},
+        ],
+    }
+    assert list(faults_of(live, replayed, episodes=2, ratio=49)) == [
+        "no episode had takeovers: nothing is known of their replay; run more --episodes",
+        "e2 differs: at seq 3 …",
+        "1 of 2 episodes are identical",
+        "the replay is only 49.0 times as fast as the live runs",
+    ]
 
 
 async def test_load_goes_through_the_whole_contract_and_is_counted_once() -> None:
