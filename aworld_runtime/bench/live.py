@@ -14,7 +14,6 @@ from collections import Counter
 from pathlib import Path
 
 import anyio
-from anyio.abc import TaskGroup
 
 from aworld_runtime.bench.progress import Progress
 from aworld_runtime.bench.purchasing import PURCHASING, YES, Purchases, chance
@@ -57,11 +56,11 @@ class LivePhase:
         self._store = store
         self._episodes = episodes
         self._progress = progress
-        self._kill_after = int(episodes * ENDED_BEFORE)
+        self._kill_after = episodes * ENDED_BEFORE
         self._workers: dict[str, ChildProcess] = {}
         self._owners: dict[str, str] = {}
         """Who has which unfinished episode."""
-        self._ended: set[str] = set()
+        self._ended = 0
         self._killed = ""
 
     async def run(self) -> None:
@@ -73,33 +72,28 @@ class LivePhase:
         async with (
             PrivateServer(self._folder / "server") as server,
             Runtime(bus=server.url, store=self._store, slots=0, kind="bench") as runtime,
-            anyio.create_task_group() as tasks,
         ):
             try:
                 for _ in range(WORKERS):
                     await self._start_worker(server.url)
-                tasks.start_soon(self._follow, runtime.bus, server.url, tasks)
                 await self._run_all(runtime)
             finally:
                 for worker in self._workers.values():
                     await worker.stop(grace=STOP_S)
-            tasks.cancel_scope.cancel()
 
     async def _run_all(self, runtime: Runtime) -> None:
         began = time.monotonic()
         patience_s = PATIENCE_S + PATIENCE_PER_EPISODE_S * self._episodes
         with anyio.move_on_after(patience_s) as limit:
-            tasks = Purchases().tasks("test", count=self._episodes)
-            ids = [
-                await runtime.submit(PURCHASING, task, seed=seed) for seed, task in enumerate(tasks)
-            ]
-            for episode_id in ids:
-                await runtime.result(episode_id)
+            async with anyio.create_task_group() as tasks:
+                for seed, task in enumerate(Purchases().tasks("test", count=self._episodes)):
+                    episode_id = await runtime.submit(PURCHASING, task, seed=seed)
+                    tasks.start_soon(self._see_through, runtime, episode_id)
         if limit.cancelled_caught:
             tails = "\n".join(f"{w.name}: {w.log_tail(3)}" for w in self._workers.values())
             raise ProcessError(
-                f"{len(self._ended)} of {self._episodes} episodes were done in {patience_s:g} s;"
-                f" the last words of the workers:\n{tails}"
+                f"{self._ended} of {self._episodes} episodes were done in {patience_s:g} s; the last words of the"
+                f" workers:\n{tails}"
             )
         self.wall_s = time.monotonic() - began
 
@@ -109,25 +103,25 @@ class LivePhase:
         argv += ["--slots", str(SLOTS), "--name", name]
         self._workers[name] = await spawn(argv, log=self._folder / f"{name}.log", name=name)
 
-    async def _follow(self, bus: Bus, url: str, tasks: TaskGroup) -> None:
-        """Know who owns what, be the person, and kill a worker when it is time."""
-        asked: set[str] = set()
-        async for event in bus.subscribe("episode.", HumanAsked.type):
-            episode_id = event.episode_id or ""
-            match event.data:
-                case EpisodeClaimed(worker=worker) | EpisodeTakenOver(worker=worker):
-                    self._owners[episode_id] = worker
-                case EpisodeFinished():
-                    self._owners.pop(episode_id, None)
-                    self._ended.add(episode_id)
-                case HumanAsked() if event.id not in asked:
-                    asked.add(event.id)
-                    tasks.start_soon(_answer, bus, event)
-                case _:
-                    continue
-            self._progress.tick(f"{len(self._ended)} of {self._episodes} episodes have ended")
-            if not self._killed and len(self._ended) >= self._kill_after and self._owners:
-                await self._kill_one(url)
+    async def _see_through(self, runtime: Runtime, episode_id: str) -> None:
+        """Follow an episode to its end: know who owns it, be the person, and kill a worker when it is time."""
+        async with runtime.bus.tail(episode_log(episode_id)) as events:
+            async for event in events:
+                match event.data:
+                    case EpisodeClaimed(worker=worker) | EpisodeTakenOver(worker=worker):
+                        self._owners[episode_id] = worker
+                    case HumanAsked():
+                        await _answer(runtime.bus, event)
+                    case EpisodeFinished():
+                        break
+                    case _:
+                        pass
+        self._ended += 1
+        self._progress.tick(f"{self._ended} of {self._episodes} episodes have ended")
+        del self._owners[episode_id]
+        if not self._killed and self._ended >= self._kill_after and self._owners:
+            await self._kill_one(runtime.bus.url)
+        await runtime.result(episode_id)
 
     async def _kill_one(self, bus: str) -> None:
         ((self._killed, episodes),) = Counter(self._owners.values()).most_common(1)

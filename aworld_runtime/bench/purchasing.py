@@ -45,7 +45,7 @@ from aworld_runtime.trajectory import Episode
 MODULE = "aworld_runtime.bench.purchasing"
 PURCHASING = f"{MODULE}:Purchasing"
 ENVIRONMENT = f"{MODULE}:Purchases"
-CALL_S = 0.2
+CALL_S = 0.21
 """Seconds that each call of a model, a tool and the environment takes."""
 FAILING = 0.2
 """Share of the calls of models and tools that fail."""

@@ -22,7 +22,6 @@ from aworld_runtime.bench import targets
 from aworld_runtime.bench.bus import Machine
 from aworld_runtime.bench.live import LivePhase
 from aworld_runtime.bench.progress import Progress
-from aworld_runtime.bench.purchasing import CALL_S
 from aworld_runtime.bench.targets import Hold
 from aworld_runtime.bus.base import read_all
 from aworld_runtime.errors import ConfigError, ProcessError, UsageError
@@ -151,8 +150,8 @@ def faults_of(
     """What is wrong with a record of so many episodes, or with its replay, of which `replayed` is what the command printed."""
     if live.episodes != episodes:
         yield f"{live.episodes} episodes are in the store, and {episodes} were run"
-    if live.shortest_call_s < CALL_S:
-        yield f"a call took {live.shortest_call_s:.3f} s, which is less than {CALL_S:g}"
+    if live.shortest_call_s < targets.CALL_S:
+        yield f"a call took {live.shortest_call_s:.3f} s, which is less than {targets.CALL_S:g}"
     for kind, having in live.kinds.items():
         if not having:
             yield f"no episode had {kind}: nothing is known of their replay; run more --episodes"

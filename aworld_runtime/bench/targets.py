@@ -14,6 +14,8 @@ TIMES_A_PEER = 5.0
 IDLE_KB = 20.0
 FLAT_KB_PER_S = 5.0
 """Less is the allocator's noise: 1.5 MB in five minutes."""
+CALL_S = 0.2
+"""What a live call takes at least, where a replay is compared with it."""
 TIMES_LIVE = 50.0
 """How much faster a replay is than the episodes were."""
 
