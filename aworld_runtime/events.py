@@ -472,6 +472,14 @@ class StepFinished(EventData):
     type = "step.finished"
     step: int
     metrics: dict[str, float]
+    rows: tuple[str, ...] = ()
+    """Fingerprint of each training row of the batch, in order."""
+    advantages: PackedFloats = ()
+    """Of each row, as the loss had them."""
+    gradient_norms: PackedFloats = ()
+    """Of each parameter in the model's order, before clipping; one optimizer step of the batch after the other."""
+    computed_with: dict[str, str] = Field(default_factory=dict[str, str])
+    """Versions, processor, threads, ranks: where they are the same again, so are the numbers."""
 
 
 class PolicyPublished(EventData):

@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from aworld_runtime import telemetry
 from aworld_runtime.errors import CheckpointError, NonFiniteLossError, TrainingError
 from aworld_runtime.training.advantages import ADVANTAGES, row_advantages
+from aworld_runtime.training.arithmetic import arithmetic
 from aworld_runtime.training.checkpoint import (
     Checkpoint,
     CheckpointState,
@@ -49,7 +50,7 @@ from aworld_runtime.training.packing import Pack, cut, pack, partition, prefix_o
 from aworld_runtime.training.policy import PolicyModel, load_model
 from aworld_runtime.training.ranks import ALONE, Ranks
 from aworld_runtime.training.rows import TrainingRow, encode_rows
-from aworld_runtime.training.step_report import StepReport
+from aworld_runtime.training.step_report import Gradient, StepReport
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -153,7 +154,7 @@ class Learner:
             for index, row in enumerate(rows)
             if any(row.loss_mask) and not advantages.zero_variance[index]
         ]
-        clock, sums, grad_norms, lr = _Clock(), _Sums(), list[float](), self.lr
+        clock, sums, gradients, lr = _Clock(), _Sums(), list[Gradient](), self.lr
         with clock("pack"):
             minibatches = [
                 self._microbatches(
@@ -166,7 +167,7 @@ class Learner:
                 self._recompute_old_logprobs(minibatches)
         for microbatches in minibatches:
             part = self._gradients(microbatches, clock)
-            grad_norms.append(self._update(part.loss, rows, clock))
+            gradients.append(self._update(part.loss, rows, clock))
             sums.add(part)
         seconds = time.perf_counter() - started
         telemetry.STEP_SECONDS.observe(seconds)
@@ -175,7 +176,8 @@ class Learner:
             kept=len(kept),
             advantages=advantages,
             sums=asdict(sums),
-            grad_norms=grad_norms,
+            gradients=gradients,
+            computed_with=arithmetic(self.ranks),
             lr=lr,
             step=self.steps,
             policy_version=policy_version,
@@ -386,11 +388,11 @@ class Learner:
             packed_tokens=microbatch.pack.tokens,
         )
 
-    def _update(self, loss: float, rows: Sequence[TrainingRow], clock: _Clock) -> float:
-        """One optimizer step; the gradient's norm before clipping. Every rank decides the same."""
+    def _update(self, loss: float, rows: Sequence[TrainingRow], clock: _Clock) -> Gradient:
+        """One optimizer step. Every rank decides the same."""
         with clock("optimizer"):
-            parameters = list(self._policy.parameters())
-            norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.grad_clip).item()
+            gradient = self._clip()
+            norm = gradient.norm
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 found = f"loss={loss}, grad_norm={norm}; the weights were not changed"
                 raise self._not_finite(found, rows)
@@ -401,7 +403,16 @@ class Learner:
                 found = f"loss={loss}, grad_norm={norm}, lr={self.lr}: the weights' norm became {weight_norm}"
                 raise self._not_finite(f"{found}; they were neither published nor saved", rows)
             self.steps += 1
-        return norm
+        return gradient
+
+    def _clip(self) -> Gradient:
+        """Clip the gradient; what it was before."""
+        parameters = list(self._policy.parameters())
+        zero = torch.zeros((), device=self.ranks.device)
+        norms = torch.stack([zero if p.grad is None else p.grad.norm() for p in parameters])
+        norm = norms.norm()
+        torch.nn.utils.clip_grads_with_norm_(parameters, self.config.grad_clip, norm)
+        return Gradient(norm.item(), tuple(norms.tolist()))
 
     def _weight_norm(self) -> float:
         """Summed over the ranks, so that all of them see the same."""

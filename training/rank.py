@@ -31,6 +31,7 @@ from aworld_runtime.training.rows import TrainingRow, decode_rows, encode_rows
 from aworld_runtime.training.run_folder import RunFolder
 from aworld_runtime.training.sampler.base import SamplerProcess
 from aworld_runtime.training.sampler.of_run import sampler_of_run
+from aworld_runtime.training.step_report import StepReport
 from aworld_runtime.training.task import find_task
 from aworld_runtime.training.trainer import Trainer
 
@@ -58,9 +59,9 @@ class AllRanks:
         self._learner = learner
         self._folder = folder
 
-    def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> StepReport:
         self._tell(Order.STEP, policy_version, encode_rows(rows))
-        return self._learner.step(rows, policy_version=policy_version).metrics
+        return self._learner.step(rows, policy_version=policy_version)
 
     def save(self, policy_version: int) -> Path:
         self._tell(Order.SAVE, policy_version)

@@ -4,13 +4,17 @@ Rows are what the learner eats. They are projected from episode logs elsewhere; 
 tensor.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any, cast
 
 from aworld_runtime.errors import TrainingError
+
+FINGERPRINT_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,18 @@ class TrainingRow:
 
     def _invalid(self, reason: str) -> TrainingError:
         return TrainingError(f"training row of rollout {self.rollout_id!r} is invalid: {reason}")
+
+
+def row_ids(rows: Sequence[TrainingRow]) -> list[str]:
+    """`episode/role/number` of each, where the rows of a rollout stand one after the other."""
+    rollouts = groupby(row.rollout_id for row in rows)
+    return [f"{rollout}/{number}" for rollout, same in rollouts for number, _ in enumerate(same)]
+
+
+def fingerprint(row: TrainingRow) -> str:
+    """The same for equal rows, and for no others: the first digits of a sha256 over every field."""
+    content = json.dumps(_plain(row), allow_nan=False).encode()
+    return hashlib.sha256(content).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def encode_rows(rows: Sequence[TrainingRow]) -> bytes:

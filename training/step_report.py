@@ -9,6 +9,15 @@ from aworld_runtime.training.rows import TrainingRow
 
 
 @dataclass(frozen=True, slots=True)
+class Gradient:
+    """Of one optimizer step, before clipping."""
+
+    norm: float
+    norms: tuple[float, ...]
+    """[P] of each parameter, in the model's order; 0 for one that nothing depends on."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """Means are over trained tokens of all ranks; None where there was nothing to take a mean of."""
 
@@ -48,6 +57,12 @@ class StepReport:
     zero_variance_groups: int
     staleness_mean: float | None
     staleness_max: int | None
+    advantages: tuple[float, ...]
+    """[R] of every row given, in order."""
+    gradient_norms: tuple[float, ...]
+    """Of each parameter, before clipping; one optimizer step after the other."""
+    computed_with: Mapping[str, str]
+    """See `arithmetic`."""
     seconds: Mapping[str, float]
     """By phase: pack, old_logprobs, forward, backward (with the all-reduce), reduce, optimizer, total."""
 
@@ -59,7 +74,8 @@ class StepReport:
         kept: int,
         advantages: RowAdvantages,
         sums: Mapping[str, float],
-        grad_norms: Sequence[float],
+        gradients: Sequence[Gradient],
+        computed_with: Mapping[str, str],
         lr: float,
         step: int,
         policy_version: int,
@@ -69,13 +85,13 @@ class StepReport:
             return sums[name] / sums[count] if sums[count] else None
 
         staleness = [policy_version - row.policy_version for row in rows]
-        steps = len(grad_norms)
+        steps = len(gradients)
         return cls(
             step=step,
             policy_version=policy_version,
             optimizer_steps=steps,
             loss=sums["loss"] / steps if steps else 0.0,
-            grad_norm=sum(grad_norms) / steps if steps else None,
+            grad_norm=sum(gradient.norm for gradient in gradients) / steps if steps else None,
             kl=mean("kl"),
             entropy=mean("entropy"),
             clip_fraction=mean("clipped"),
@@ -92,6 +108,9 @@ class StepReport:
             zero_variance_groups=advantages.zero_variance_groups,
             staleness_mean=sum(staleness) / len(staleness) if staleness else None,
             staleness_max=max(staleness, default=None),
+            advantages=advantages.values,
+            gradient_norms=tuple(norm for gradient in gradients for norm in gradient.norms),
+            computed_with=computed_with,
             seconds=seconds,
         )
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from itertools import groupby
 
 import pyarrow as pa
 from pyarrow import parquet
@@ -32,7 +31,7 @@ from aworld_runtime.training.report import (
     choose_examples,
     render,
 )
-from aworld_runtime.training.rows import TrainingRow
+from aworld_runtime.training.rows import TrainingRow, row_ids
 from aworld_runtime.training.run_folder import RunFolder
 from aworld_runtime.training.run_state import Group, RunState
 from aworld_runtime.training.task import find_task
@@ -209,12 +208,9 @@ ROLLOUTS = pa.schema(
 
 
 def _stored(run_id: str, rows: Sequence[TrainingRow]) -> Iterator[RolloutRow]:
-    numbered = (
-        pair for _, same in groupby(rows, lambda row: row.rollout_id) for pair in enumerate(same)
-    )
-    for number, row in numbered:
+    for name, row in zip(row_ids(rows), rows, strict=True):
         yield RolloutRow(
-            id=f"{row.rollout_id}/{number}",
+            id=name,
             run_id=run_id,
             group_id=row.group_id,
             episode_id=row.rollout_id.rpartition("/")[0],

@@ -55,7 +55,6 @@ from aworld_runtime.events import (
     RunFinished,
     RunStarted,
     RunTakenOver,
-    StepFinished,
     utc_now,
 )
 from aworld_runtime.messages import ModelSpec, Task
@@ -70,6 +69,7 @@ from aworld_runtime.training.run_state import (
     group_name,
     parse_episode_name,
 )
+from aworld_runtime.training.step_record import Report, record_of
 from aworld_runtime.training.task import TrainingTask, tasks_of
 from aworld_runtime.trajectory import Episode, episode_of
 
@@ -82,8 +82,8 @@ UNSCORED_BATCHES = 3
 class Learner(Protocol):
     """What the trainer needs of the learner. Every call blocks, and is made by one thread at a time."""
 
-    def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> dict[str, float]:
-        """One batch; metrics by name."""
+    def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> Report:
+        """Train on one batch."""
         ...
 
     def save(self, policy_version: int) -> Path:
@@ -215,7 +215,7 @@ class Trainer:
         rows = [row for episode in episodes for row in rows_of(episode, self._task.roles)]
         self._check_staleness(rows, step)
         async with self._weights:
-            metrics = await run_sync(lambda: self._learner.step(rows, policy_version=step - 1))
+            report = await run_sync(lambda: self._learner.step(rows, policy_version=step - 1))
             self._version = step
         trained = time.monotonic()
         if not repeated or step == max(self._state.steps):
@@ -226,15 +226,16 @@ class Trainer:
             path = await run_sync(self._learner.save, step)
             record.append(CheckpointSaved(step=step, path=str(path)))
         if not repeated:
-            metrics |= rollout_metrics(episodes, rows)
-            metrics |= {
+            finished = record_of(step, report, episodes, rows)
+            seconds = {
                 "perf/generate_s": generated - started,
                 "perf/train_s": trained - generated,
                 "perf/publish_s": published - trained,
                 "perf/rest_s": time.monotonic() - published,
                 "perf/step_s": time.monotonic() - started,
             }
-            record.insert(0, StepFinished(step=step, metrics=metrics))
+            metrics = finished.metrics | seconds
+            record.insert(0, finished.model_copy(update={"metrics": metrics}))
         if record:
             # At once: a step with a checkpoint is not taken again, so it could not be recorded later.
             await self._append(*record, version=step)
@@ -602,28 +603,3 @@ class Trainer:
             since=self._since,
             detail={"policy_version": self._version},
         )
-
-
-def rollout_metrics(episodes: Sequence[Episode], rows: Sequence[TrainingRow]) -> dict[str, float]:
-    """What the batch's episodes were like, by the names of the field."""
-    rewards = [e.reward for e in episodes if e.reward is not None]
-    turns = [len(t.turns) for e in episodes for t in e.trajectories]
-    sampled = [sum(row.loss_mask) for row in rows]
-    parts: dict[str, list[float]] = {}
-    for episode in episodes:
-        for trajectory in episode.trajectories:
-            for name, value in trajectory.breakdown.items():
-                parts.setdefault(name, []).append(value)
-    return {
-        "reward/mean": _mean(rewards),
-        "reward/max": max(rewards, default=0.0),
-        "rollout/num_turns": _mean(turns),
-        "rollout/response_length": _mean(sampled),
-        "rollout/tool_calls": _mean([e.tool_calls for e in episodes]),
-        "rollout/rows_per_rollout": len(rows) / max(1, len({row.rollout_id for row in rows})),
-        **{f"reward/{name}": _mean(values) for name, values in sorted(parts.items())},
-    }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

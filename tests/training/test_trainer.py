@@ -50,6 +50,7 @@ from tests.training.trainer_case import (
     UNSCORABLE,
     RecordingLearner,
     RecordingPublisher,
+    Report,
 )
 from tests.waiting import wait_until
 
@@ -162,7 +163,7 @@ async def test_a_batch_waits_for_slow_groups_that_would_get_too_old(
     """Even for more of them than a later batch has room for."""
 
     class Steady(RecordingLearner):
-        def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> dict[str, float]:
+        def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> Report:
             time.sleep(0.1)  # until then, all that was requested has been sampled
             return super().step(rows, policy_version=policy_version)
 
@@ -401,7 +402,7 @@ async def test_a_loss_that_is_not_finite_ends_the_run_with_the_reason_and_can_be
     bus: Bus, tmp_path: Path
 ) -> None:
     class Exploding(RecordingLearner):
-        def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> dict[str, float]:
+        def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> Report:
             if policy_version == 2:
                 raise NonFiniteLossError("step 3: loss=nan")
             return super().step(rows, policy_version=policy_version)
@@ -509,7 +510,7 @@ class StoppedLearner(RecordingLearner):
         self.stopped = threading.Event()
         self.may_go_on = threading.Event()
 
-    def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> Report:
         if policy_version == 1:
             self.stopped.set()
             self.may_go_on.wait(30)

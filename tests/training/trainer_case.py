@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aworld_runtime.agents import Agent
@@ -85,6 +86,16 @@ BARE = CASE.model_copy(update={"environment": "tests.training.trainer_case:BareE
 GARBLED = CASE.model_copy(update={"environment": "tests.training.trainer_case:GarbledEnvironment"})
 
 
+@dataclass(frozen=True)
+class Report:
+    """A step that computed nothing but metrics."""
+
+    metrics: dict[str, float]
+    advantages: tuple[float, ...] = ()
+    gradient_norms: tuple[float, ...] = ()
+    computed_with: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
 class RecordingLearner:
     """A learner whose weights are the list of batches it has seen."""
 
@@ -93,10 +104,10 @@ class RecordingLearner:
         self.staleness: list[int] = []
         self.folder = folder
 
-    def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> Report:
         self.staleness += [policy_version - row.policy_version for row in rows]
         self.seen.append(tuple(sorted(row.rollout_id for row in rows)))
-        return {"actor/loss": float(policy_version)}
+        return Report({"actor/loss": float(policy_version)})
 
     def save(self, policy_version: int) -> Path:
         path = self.folder / f"checkpoint-{policy_version}"
