@@ -86,7 +86,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             rng=_load(path / "rng.pt"),
             state=CheckpointState(**json.loads((path / STATE_FILE).read_text())),
         )
-    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
+    except (OSError, EOFError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} is no checkpoint that can be read: {error}") from error
 
 

@@ -31,6 +31,7 @@ from aworld_runtime.store.open import open_store
 from aworld_runtime.store.sqlite import path_of
 from aworld_runtime.training.config import TrainConfig
 from aworld_runtime.training.config_file import load_config
+from aworld_runtime.training.extra import importing_train_extra
 from aworld_runtime.training.launcher import Launcher
 from aworld_runtime.training.progress import Progress
 from aworld_runtime.training.run_folder import RunFolder
@@ -40,12 +41,8 @@ from aworld_runtime.training.task import environment_of, find_task, tasks_of
 from aworld_runtime.urls import shown
 from aworld_runtime.version import code_version
 
-try:
+with importing_train_extra():
     from aworld_runtime.training.summary import RunSummary, write_results
-except ModuleNotFoundError as missing:
-    raise ConfigError(
-        f"training needs the extra 'train' ({missing.name} is missing): pip install 'aworld-rt[train]'"
-    ) from missing
 
 SPLITS: tuple[Split, ...] = ("train", "test")
 REACH_S = 3.0

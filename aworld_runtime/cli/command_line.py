@@ -67,6 +67,9 @@ COMMANDS = {
     "status": Command("aworld_runtime.cli.status:run", "show how a run is doing"),
     "log": Command("aworld_runtime.cli.log:run", "show what happened in an episode"),
     "replay": Command("aworld_runtime.cli.replay:run", "run episodes again from their logs"),
+    "replay-step": Command(
+        "aworld_runtime.training.replay_step_cli:run", "take a training run's steps again"
+    ),
     "cancel": Command("aworld_runtime.cli.control:cancel", "end episodes that run"),
     "pause": Command("aworld_runtime.cli.control:pause", "let episodes start nothing new"),
     "resume": Command("aworld_runtime.cli.control:resume", "let paused episodes go on"),
