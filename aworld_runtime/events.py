@@ -289,7 +289,7 @@ class ModelCompleted(EventData):
 class ModelFailed(EventData):
     type = "model.failed"
     error: str
-    """Name of the error class."""
+    """Name of the error class; `Cancelled` where the handler stopped waiting for it."""
     message: str
 
 
@@ -388,6 +388,10 @@ class ValueRecorded(EventData):
     type = "value.recorded"
     kind: str
     value: JsonValue = None
+    error: str | None = None
+    """`module:class` of the exception, where there was one instead; `Cancelled` where the handler stopped waiting for it."""
+    error_args: tuple[JsonValue, ...] = ()
+    """What it was made of."""
 
 
 class DeliveryHandled(EventData):
@@ -648,22 +652,7 @@ class Registry:
             MalformedEventError: what `decode` would refuse: half a surrogate pair, a number of 5000 digits, lists in
                 lists 200 deep.
         """
-        try:
-            body = event.__pydantic_serializer__.to_json(event, exclude_defaults=True)
-        except pydantic_core.PydanticSerializationError as error:
-            raise MalformedEventError(f"event {event.type} can't be written: {error}") from error
-        if len(body) > REFUSE_ABOVE:
-            raise PayloadTooLargeError(
-                f"event {event.type} has {len(body)} bytes; at most {REFUSE_ABOVE} fit in a log: store the content"
-                " elsewhere and put a reference into the event"
-            )
-        if len(body) > COMPRESS_ABOVE or body.count(b"{") + body.count(b"[") > SURELY_FLAT:
-            try:
-                pydantic_core.from_json(body)
-            except ValueError as error:
-                raise MalformedEventError(
-                    f"event {event.type} can't be read again: {error}"
-                ) from error
+        body = written(event)
         return b"z" + zlib.compress(body, 1) if len(body) > COMPRESS_ABOVE else body
 
     def encode_apart(self, event: Event, blobs: list[Blob]) -> bytes:
@@ -762,6 +751,29 @@ def _read(cls: type[EventData], kind: str, data: JsonValue, version: JsonValue) 
             f"event {kind} of schema version {version} can't be read as version {cls.schema_version}:"
             f" {_full_name(cls)}.upcast: {type(error).__name__}: {_told(error)}"
         ) from error
+
+
+def written(event: Event) -> bytes:
+    """Its JSON, as a log holds it.
+
+    Raises:
+        EventError: no log can; as `Registry.encode` says.
+    """
+    try:
+        body = event.__pydantic_serializer__.to_json(event, exclude_defaults=True)
+    except pydantic_core.PydanticSerializationError as error:
+        raise MalformedEventError(f"event {event.type} can't be written: {error}") from error
+    if len(body) > REFUSE_ABOVE:
+        raise PayloadTooLargeError(
+            f"event {event.type} has {len(body)} bytes; at most {REFUSE_ABOVE} fit in a log: store the content"
+            " elsewhere and put a reference into the event"
+        )
+    if len(body) > COMPRESS_ABOVE or body.count(b"{") + body.count(b"[") > SURELY_FLAT:
+        try:
+            pydantic_core.from_json(body)
+        except ValueError as error:
+            raise MalformedEventError(f"event {event.type} can't be read again: {error}") from error
+    return body
 
 
 def _told(error: Exception) -> str:

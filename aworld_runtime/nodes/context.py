@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
+import anyio
 from pydantic import JsonValue, TypeAdapter
 
 from aworld_runtime import errors, telemetry
@@ -26,18 +28,21 @@ from aworld_runtime.events import (
     EpisodeRequested,
     Event,
     EventData,
+    HumanAsked,
     ModelCompleted,
     ModelFailed,
     ModelRequested,
     ValueRecorded,
     utc_now,
+    written,
 )
 from aworld_runtime.messages import Completion, Message, ModelSpec, ToolSpec, Trust
 from aworld_runtime.models.base import ChatModel, ModelRequest
-from aworld_runtime.nodes.journal import Journal, divergence, readable
-from aworld_runtime.tools.call import told
+from aworld_runtime.nodes.journal import CANCELLED, Journal, readable
+from aworld_runtime.tools.call import cut, is_cancelled, told
 from aworld_runtime.trajectory import TrajectoryFold
 
+LARGE_INT = 2**63
 _PROMPT = TypeAdapter(tuple[tuple[Message, ...], tuple[ToolSpec, ...]])
 
 
@@ -81,6 +86,7 @@ class Context:
         self._world = world
         self.journal = journal
         self._unsaved: list[Event] = []
+        self._requests = 0
         self._values = 0
         self._random: random.Random | None = None
         self._ended = False
@@ -119,11 +125,13 @@ class Context:
 
         Raises:
             ValueError: this handler has ended the episode; nothing follows `episode.finished`.
+            EventError: it is too large, or no log can hold it.
         """
         if self._ended:
             raise ValueError(f"{self.role} emitted {data.type} after episode.finished")
         self._ended = isinstance(data, EpisodeFinished)
         event = self._event(data, to=to, correlation_id=correlation_id, trust=trust)
+        written(event)  # here, and not when it is appended: a replay gets as far
         recorded = self.journal.match(event)
         if recorded is not None:
             return recorded
@@ -159,13 +167,7 @@ class Context:
         else:
             seen = ()
             messages = (*preamble, *pending.values())
-        seed = (
-            int.from_bytes(
-                hashlib.sha256(f"{self._seed}:{self.role}:{self.event.seq}".encode()).digest()[:4],
-                "big",
-            )
-            >> 1
-        )
+        seed = self._next_seed()
         requested = self.emit(
             ModelRequested(
                 model=asked.model if isinstance(asked, ModelSpec) else asked.name,
@@ -181,26 +183,27 @@ class Context:
                 seed=seed,
             )
         )
-        answer = self.journal.answer(requested.id)
-        if answer is None:
-            if self._world is None:
-                raise self._unrecorded("called a model", requested)
-            await self._world.commit(self.take_unsaved())
-            answer = await self._ask(
-                self._world,
-                asked,
-                requested,
-                ModelRequest(
-                    messages=messages,
-                    tools=tuple(tools),
-                    previous_ids=fold.previous_ids,
-                    new_from=len(seen),
-                    temperature=temperature,
-                    max_tokens=max_tokens,
-                    seed=seed,
-                    key=requested.id,
-                ),
-            )
+        request = ModelRequest(
+            messages=messages,
+            tools=tuple(tools),
+            previous_ids=fold.previous_ids,
+            new_from=len(seen),
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=seed,
+            key=requested.id,
+        )
+
+        async def ask(world: World) -> Event:
+            await world.commit(self.take_unsaved())
+            return await self._ask(world, asked, requested, request)
+
+        answer = await self._answer(
+            requested.id,
+            ask,
+            given_up=ModelFailed(error=CANCELLED, message="the handler stopped waiting for it"),
+            asked="called a model",
+        )
         match answer.data:
             case ModelFailed(error=error, message=message):
                 raise _model_error(error)(message)
@@ -209,25 +212,63 @@ class Context:
             case _:
                 raise TypeError(f"{answer.type} can't answer a model request")
 
+    def _next_seed(self) -> int:
+        """Of this handler's next request: several at once are samples, not copies."""
+        place = f"{self._seed}:{self.role}:{self.event.seq}"
+        source = f"{place}:{self._requests}" if self._requests else place
+        self._requests += 1
+        return int.from_bytes(hashlib.sha256(source.encode()).digest()[:4], "big") >> 1
+
     async def record(self, kind: str, produce: Callable[[], Awaitable[JsonValue]]) -> JsonValue:
-        """A value from outside: produced once, recorded, and the same ever after."""
+        """A value from outside: produced once, recorded, and the same ever after.
+
+        Raises:
+            Exception: what `produce` raised, made anew of its class and arguments; the same ever after, too.
+        """
         self._values += 1
         key = f"{self.event.id}:{self.role}:{self._values}"
-        recorded = self.journal.answer(key)
-        if recorded is None:
-            if self._world is None:
-                self.journal.unanswered = True
-                raise self._unrecorded(
-                    f"asked for a value ({kind})", self._event(ValueRecorded(kind=kind))
-                )
-            recorded = self._event(
-                ValueRecorded(kind=kind, value=await produce()), correlation_id=key
-            )
-            self._unsaved.append(recorded)
-        data = recorded.data
+        raised: BaseException | None = None
+
+        async def ask(_: World) -> Event:
+            nonlocal raised
+            try:
+                data = ValueRecorded(kind=kind, value=await produce())
+                return _checked(self._event(data, correlation_id=key))
+            except anyio.get_cancelled_exc_class() as error:
+                if is_cancelled():
+                    raise
+                raised = error
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: recorded, so that it fails so ever after
+                raised = error
+            return self._event(_failed(kind, raised), correlation_id=key)
+
+        answer = await self._answer(
+            key,
+            ask,
+            given_up=ValueRecorded(kind=kind, error=CANCELLED),
+            asked=f"asked for a value ({kind})",
+        )
+        data = answer.data
         if not isinstance(data, ValueRecorded) or data.kind != kind:
-            raise self.journal.remember(divergence(recorded, self._event(ValueRecorded(kind=kind))))
+            raise self.journal.differ(answer, self._event(ValueRecorded(kind=kind)))
+        if data.error is not None:
+            raise _exception(data.error, data.error_args) from raised
         return data.value
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass; a replay doesn't wait."""
+
+        async def pass_time() -> JsonValue:
+            await anyio.sleep(seconds)
+            return None
+
+        await self.record(f"sleep {seconds:g} s", pass_time)
+
+    def ask(self, question: str, *, trust: Trust = "system") -> Event:
+        """Ask a person. The answer is another delivery to this role, `human.answered`, whenever it comes; its
+        `correlation_id` is the returned event's id. `trust="model"` where a model asks.
+        """
+        return self.emit(HumanAsked(question=question), trust=trust)
 
     async def now(self) -> datetime:
         """The clock, recorded."""
@@ -253,6 +294,28 @@ class Context:
         unsaved, self._unsaved = self._unsaved, []
         return unsaved
 
+    async def _answer(
+        self,
+        key: str,
+        ask: Callable[[World], Awaitable[Event]],
+        *,
+        given_up: EventData,
+        asked: str,
+    ) -> Event:
+        """The recorded answer, or else a live one, which is recorded; `given_up` where the handler stops waiting for it."""
+        answer = await self.journal.answer(key)
+        if answer is not None:
+            return answer
+        if self._world is None:
+            raise self._unrecorded(asked, self._event(given_up, correlation_id=key))
+        try:
+            answer = await self.journal.ask(partial(ask, self._world))
+        except anyio.get_cancelled_exc_class():
+            self._unsaved.append(self._event(given_up, correlation_id=key))
+            raise
+        self._unsaved.append(answer)
+        return answer
+
     async def _ask(
         self,
         world: World,
@@ -264,18 +327,22 @@ class Context:
         try:
             async with world.connect(asked) as model:
                 completion = await model.complete(request)
+            answer = _checked(
+                self._event(
+                    ModelCompleted.of(completion, self.trajectory.previous_ids),
+                    correlation_id=requested.id,
+                    trust="model",
+                    policy=completion.policy,
+                    policy_version=completion.policy_version,
+                )
+            )
+        except anyio.get_cancelled_exc_class() as error:
+            if is_cancelled():
+                raise
+            answer = self._event(_failure(error), correlation_id=requested.id)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: a client's crash is recorded, so a replay repeats it
             answer = self._event(_failure(error), correlation_id=requested.id)
-        else:
-            answer = self._event(
-                ModelCompleted.of(completion, self.trajectory.previous_ids),
-                correlation_id=requested.id,
-                trust="model",
-                policy=completion.policy,
-                policy_version=completion.policy_version,
-            )
         _count(requested, answer, time.perf_counter() - began)
-        self._unsaved.append(answer)
         return answer
 
     def _unrecorded(self, did: str, event: Event) -> DivergenceError:
@@ -303,6 +370,45 @@ def _count(requested: Event, answer: Event, seconds: float) -> None:
         telemetry.OUTPUT_TOKENS.add(answer.data.usage.completion_tokens, model)
     else:
         telemetry.MODEL_FAILURES.add(1, model)
+
+
+def _checked(event: Event) -> Event:
+    """The event, which a log can hold.
+
+    Raises:
+        EventError: none can.
+    """
+    written(event)
+    return event
+
+
+def _failed(kind: str, error: BaseException) -> ValueRecorded:
+    """What is recorded of a value that could not be had."""
+    cls = type(error)
+    plain = all(
+        isinstance(arg, str | float | None) or (isinstance(arg, int) and abs(arg) < LARGE_INT)
+        for arg in error.args
+    )
+    args = tuple(cut(arg) if isinstance(arg, str) else arg for arg in error.args)
+    return ValueRecorded(
+        kind=kind,
+        error=f"{cls.__module__}:{cls.__qualname__}",
+        error_args=args if plain else (told(error),),
+    )
+
+
+def _exception(name: str, args: Sequence[JsonValue]) -> BaseException:
+    """What a value failed with: of its own class, if that is known here and can be made of `args` alone. It is made of the
+    record live, too, so that a handler sees the same ever after.
+    """
+    module, _, path = name.partition(":")
+    found: object = sys.modules.get(module)  # nothing is imported because a log says so
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, type) and issubclass(found, Exception | SystemExit):
+        with suppress(Exception):  # the boundary: user code
+            return found.__new__(found, *args)
+    return RuntimeError(f"{path}: {', '.join(map(str, args))}")
 
 
 def _failure(error: BaseException) -> ModelFailed:

@@ -1,10 +1,21 @@
-"""What one handler recorded, so that it can run again: after a takeover, and in a replay."""
+"""What one handler recorded, so that it can run again: after a takeover, and in a replay.
+
+    recorded, in logged order:   asked A · asked B · answer B · said x · answer A · …
+                                 └ emitted, in this order       └ released once all before it has been repeated
+
+What a handler does next may depend on which answer came first, so answers reach it one at a time and in the logged order,
+and far enough apart for each to take its course; live, too.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
+
+import anyio
+import anyio.lowlevel
 
 from aworld_runtime.errors import DivergenceError
 from aworld_runtime.events import (
@@ -21,16 +32,33 @@ VOLATILE = frozenset({"id", "seq", "time", "traceparent", "attempt", "causation_
 """What a replay may do differently. Causes are equal by construction; a source names the worker."""
 
 
+CANCELLED = "Cancelled"
+"""The error of an answer that the handler stopped waiting for: a time limit of its own, or another answer came first."""
+SETTLE = 16
+"""Turns of the event loop before an answer reaches a handler that waits for several: what the one before it set off, in
+this task or the next, is done by then. So it is the same in every run.
+"""
+PATIENCE_S = 5.0
+"""For the record to go on, where a handler waits for its answer; besides the time that the handler took when it ran live."""
+
+
 class Journal:
     """What one handler invocation recorded before: its emissions in program order, and the answers it got."""
 
     def __init__(self, recorded: Sequence[Event] = ()) -> None:
+        self._rest = {event.id: event for event in recorded}
+        """Not repeated yet, in logged order."""
         self._emitted = deque(e for e in recorded if not isinstance(e.data, ANSWERS))
         self._answers = {e.correlation_id: e for e in recorded if isinstance(e.data, ANSWERS)}
+        took = (recorded[-1].time - recorded[0].time).total_seconds() if recorded else 0.0
+        self._patience_s = PATIENCE_S + took
+        self._moved: anyio.Event | None = None
+        self._turn: anyio.Lock | None = None
+        self._waiting = 0
         self.divergence: DivergenceError | None = None
         """The first; kept, because a handler may swallow the exception."""
-        self.unanswered = False
-        """The handler asked for something outside, and the record ends there."""
+        self.differing: tuple[Event, Event | None] | None = None
+        """What was recorded where it diverged, and what was done instead."""
 
     def match(self, event: Event) -> Event | None:
         """The recorded event that `event` repeats; None where the record has ended.
@@ -38,12 +66,27 @@ class Journal:
         Raises:
             DivergenceError: the record has something else here.
         """
+        self.expect_none()
         if not self._emitted:
             return None
         recorded = self._emitted.popleft()
         if comparable(recorded) != comparable(event):
-            raise self.remember(divergence(recorded, event))
+            raise self.differ(recorded, event)
+        self._repeated(recorded)
         return recorded
+
+    def expect_none(self) -> None:
+        """See that the handler hasn't strayed: from there on nothing it does counts.
+
+        Raises:
+            DivergenceError: it has.
+        """
+        if self.divergence is not None:
+            raise self.divergence
+
+    def differ(self, recorded: Event, replayed: Event | None) -> DivergenceError:
+        self.differing = self.differing or (recorded, replayed)
+        return self.remember(divergence(recorded, replayed))
 
     def remember(self, error: DivergenceError) -> DivergenceError:
         self.divergence = self.divergence or error
@@ -55,13 +98,81 @@ class Journal:
         Raises:
             DivergenceError: it strayed from its record, or did less.
         """
-        if self.divergence is not None:
-            raise self.divergence
-        if self._emitted:
-            raise divergence(self._emitted[0], None)
+        self.expect_none()
+        if self._rest:
+            raise self.differ(next(iter(self._rest.values())), None)
 
-    def answer(self, request_id: str) -> Event | None:
-        return self._answers.get(request_id)
+    async def answer(self, key: str) -> Event | None:
+        """The recorded answer to `key`, in its turn; None where there is none.
+
+        Raises:
+            DivergenceError: its turn doesn't come.
+        """
+        self.expect_none()
+        recorded = self._answers.get(key)
+        if recorded is None:
+            return None
+        with self._counted():
+            if was_cancelled(recorded):
+                await self._until_cancelled(recorded)
+            await self._in_turn(recorded)
+        self._repeated(recorded)
+        return recorded
+
+    async def ask(self, live: Callable[[], Awaitable[Event]]) -> Event:
+        """A live answer, in its turn: after what is recorded."""
+        with self._counted():
+            answer = await live()
+            await self._in_turn(None)
+        return answer
+
+    @contextmanager
+    def _counted(self) -> Generator[None]:
+        self._waiting += 1
+        if self._waiting > 1 and self._turn is None:
+            self._turn = anyio.Lock()
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    async def _in_turn(self, answer: Event | None) -> None:
+        """Wait until all that was logged before the answer has been repeated, and what that set off is done."""
+        while next(iter(self._rest.values()), None) is not answer:
+            if not await self._has_moved():
+                raise self._stuck()
+        if self._turn is not None:  # it has waited, or waits, for several answers at once
+            async with self._turn:
+                for _ in range(SETTLE):
+                    await anyio.lowlevel.checkpoint()
+
+    async def _until_cancelled(self, recorded: Event) -> None:
+        """The handler stopped waiting for this answer then: its own doing, so it does that again."""
+        try:
+            while await self._has_moved():
+                pass
+        except anyio.get_cancelled_exc_class():
+            self._repeated(recorded)
+            raise
+        raise self._stuck()
+
+    def _stuck(self) -> DivergenceError:
+        """What the handler waits for can't come, since this, which came before it, doesn't happen."""
+        return self.differ(next(iter(self._rest.values())), None)
+
+    async def _has_moved(self) -> bool:
+        """Wait until more of the record has been repeated; False where it takes too long."""
+        self._moved = self._moved or anyio.Event()
+        with anyio.move_on_after(self._patience_s):
+            await self._moved.wait()
+            return True
+        return False
+
+    def _repeated(self, recorded: Event) -> None:
+        self._rest.pop(recorded.id, None)
+        if self._moved is not None:
+            self._moved.set()
+            self._moved = None
 
 
 def journals(events: Iterable[Event]) -> dict[tuple[str, str], list[Event]]:
@@ -73,6 +184,12 @@ def journals(events: Iterable[Event]) -> dict[tuple[str, str], list[Event]]:
         ):
             recorded[event.role, event.causation_id].append(event)
     return recorded
+
+
+def was_cancelled(answer: Event) -> bool:
+    """Whether the handler stopped waiting before the answer came."""
+    data = answer.data
+    return isinstance(data, ModelFailed | ValueRecorded) and data.error == CANCELLED
 
 
 def comparable(event: Event) -> dict[str, Any]:

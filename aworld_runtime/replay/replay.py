@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import anyio
+
 from aworld_runtime.errors import DivergenceError, ReplayError
 from aworld_runtime.events import (
     DeliveryDeadLettered,
@@ -21,9 +23,12 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.messages import Data
 from aworld_runtime.nodes.context import Context
-from aworld_runtime.nodes.journal import Journal, journals
+from aworld_runtime.nodes.journal import PATIENCE_S, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.trajectory import Episode, episode_of
+
+LONGEST_S = 600.0
+"""That a handler which does not end may take, however long it took live."""
 
 
 class Divergence(Data):
@@ -157,18 +162,27 @@ async def _repeat(node: Node, ctx: Context, outcome: Event) -> None:
         DivergenceError: it did something else, or ended in another way.
     """
     failure: BaseException | None = None
-    try:
-        await node.handle(ctx, ctx.event)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: compared with how it ended then
-        failure = error
+    took_s = (outcome.time - ctx.event.time).total_seconds()
+    limit_s = (
+        min(max(took_s, 0), LONGEST_S) + 2 * PATIENCE_S
+    )  # its journal knows better what it waits for
+    with anyio.move_on_after(limit_s) as limit:
+        try:
+            await node.handle(ctx, ctx.event)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: compared with how it ended then
+            failure = error
     dead = outcome.data if isinstance(outcome.data, DeliveryDeadLettered) else None
-    if dead is not None and ctx.journal.unanswered:
-        return  # what it asked for failed then too: that is why the record ends here
     if dead is None or dead.error != "DivergenceError":
         ctx.journal.check()
     recorded = "handled" if dead is None else f"failed with {dead.error}: {dead.message}"
-    replayed = "handled" if failure is None else f"failed with {type(failure).__name__}: {failure}"
-    if (dead.error if dead else None) != (type(failure).__name__ if failure else None):
+    if limit.cancelled_caught:
+        replayed = "never ended"
+    elif failure is not None:
+        replayed = f"failed with {type(failure).__name__}: {failure}"
+    else:
+        replayed = "handled"
+    same = (dead.error if dead else None) == (type(failure).__name__ if failure else None)
+    if limit.cancelled_caught or not same:
         raise DivergenceError(
             f"at seq {outcome.seq}, {outcome.role} {recorded}; this time it {replayed}",
             seq=outcome.seq,

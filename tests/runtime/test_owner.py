@@ -292,11 +292,11 @@ class MuteError(Exception):
 async def test_a_handler_that_fails_in_a_way_no_log_can_hold_ends_its_episode(
     bus: Bus, error: Exception, told: str
 ) -> None:
-    program = Program(nodes=(Saying(MessagePosted(content="\ud800"), error),))
+    program = Program(nodes=(Saying(MessagePosted(content="said"), error),))
     with anyio.fail_after(5):
         events = await run_episode(bus, request_episode(), program)
     assert one(events, EpisodeFinished).error == f"saying: {told}"
-    assert of_kind(events, MessagePosted) == []
+    assert one(events, MessagePosted).content == "said"
 
 
 async def test_a_model_answer_that_no_log_can_hold_fails_its_episode(bus: Bus) -> None:
