@@ -67,6 +67,7 @@ COMMANDS = {
     "status": Command("aworld_runtime.cli.status:run", "show how a run is doing"),
     "log": Command("aworld_runtime.cli.log:run", "show what happened in an episode"),
     "replay": Command("aworld_runtime.cli.replay:run", "run episodes again from their logs"),
+    "lint": Command("aworld_runtime.cli.lint:run", "find what a replay can't repeat in agents"),
     "replay-step": Command(
         "aworld_runtime.training.replay_step_cli:run", "take a training run's steps again"
     ),
