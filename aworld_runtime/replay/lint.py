@@ -262,8 +262,8 @@ class _Visitor(ast.NodeVisitor):
         """The rule that a call breaks, which is noted; None where it breaks none."""
         seeded = name in SEEDED and (node.args or node.keywords)
         sleeps_not = NAMES.get(name) == "sleep" and [_value(arg) for arg in node.args] == [0]
-        rule = NAMES.get(name) or next(
-            (rule for module, rule in MODULES.items() if name.startswith(f"{module}.")), None
+        rule: Rule | None = NAMES.get(name) or next(
+            (its for module, its in MODULES.items() if name.startswith(f"{module}.")), None
         )
         if rule is None:
             return None
