@@ -10,10 +10,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from anyio.to_thread import run_sync
@@ -28,14 +26,10 @@ from aworld_runtime.errors import ConfigError, ExportError
 from aworld_runtime.events import (
     AnswerProposed,
     DeliveryDeadLettered,
-    DeliveryHandled,
     EpisodeClaimed,
-    EpisodeFinished,
     EpisodeForked,
-    EpisodeRequested,
     EpisodeTakenOver,
     Event,
-    EventData,
     MessagePosted,
     ModelCompleted,
     ModelFailed,
@@ -44,67 +38,19 @@ from aworld_runtime.events import (
     ToolFailed,
     ToolReturned,
 )
-from aworld_runtime.messages import Task, ToolCall, Usage
+from aworld_runtime.messages import ToolCall, Usage
 from aworld_runtime.names import episode_log
 from aworld_runtime.store.open import open_store
 from aworld_runtime.tracing.export import CursorFile, Exporter
 from aworld_runtime.tracing.otlp import Collector
 from aworld_runtime.tracing.spans import Span, spans
 from tests.episodes import adding_program, request_episode, run_episode
+from tests.handmade import EPISODE, Log, at
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
-EPISODE = "01a22d04-a65b-75db-b285-4da33b3bedd5"
 TRACE = 0x01A22D04A65B75DBB2854DA33B3BEDD5
-BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-class Log:
-    """A log made by hand: one event each second."""
-
-    def __init__(self, traceparent: str | None = None) -> None:
-        self.events: list[Event] = []
-        self._traceparent = traceparent
-        requested = EpisodeRequested(task=Task(id="t1", prompt="Add."), program="my.agents:solver")
-        self.requested = self.add("user", requested, None)
-
-    def add(
-        self,
-        role: str,
-        data: EventData,
-        cause: Event | None,
-        answers: Event | None = None,
-        **fields: Any,
-    ) -> Event:
-        seq = len(self.events) + 1
-        event = Event.of(
-            data,
-            source=f"{role}/w1",
-            episode_id=EPISODE,
-            run_id="r1",
-            time=at(seq),
-            causation_id=cause.id if cause else None,
-            correlation_id=answers.id if answers else None,
-            traceparent=self._traceparent,
-            **fields,
-        ).at(seq)
-        self.events.append(event)
-        return event
-
-    def asked(self, role: str, cause: Event, by: str = "swarm") -> Event:
-        return self.add(by, MessagePosted(content="Add."), cause, to=role)
-
-    def handled(self, role: str, event: Event) -> None:
-        self.add(role, DeliveryHandled(seq=event.seq), event)
-
-    def finished(self, reason: Any = "answered", error: str | None = None) -> list[Event]:
-        self.add("environment", EpisodeFinished(reason=reason, error=error), self.requested)
-        return self.events
-
-
-def at(seq: int) -> datetime:
-    return BEGAN + timedelta(seconds=seq)
 
 
 def named(found: Sequence[Span], name: str) -> Span:
