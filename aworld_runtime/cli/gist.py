@@ -13,6 +13,7 @@ from aworld_runtime.events import (
     EpisodeCancelled,
     EpisodeClaimed,
     EpisodeFinished,
+    EpisodeForked,
     EpisodePaused,
     EpisodeRequested,
     EpisodeResumed,
@@ -20,6 +21,9 @@ from aworld_runtime.events import (
     EpisodeTakenOver,
     Event,
     EventData,
+    HandoffMade,
+    HumanAnswered,
+    HumanAsked,
     LogRestored,
     MessagePosted,
     ModelCompleted,
@@ -52,6 +56,8 @@ def _said(data: EventData) -> str:  # noqa: C901, PLR0911, PLR0912 - one line pe
             return f"{count} may start"
         case BreakpointsSet(breakpoints=breakpoints):
             return "; ".join(breakpoints) or "none"
+        case EpisodeForked(parent=parent, at=at):
+            return f"{parent} after its event {at}"
         case EpisodeClaimed(worker=worker) | EpisodeTakenOver(worker=worker):
             return f"by worker {worker}"
         case LogRestored(at=at):
@@ -78,6 +84,10 @@ def _said(data: EventData) -> str:  # noqa: C901, PLR0911, PLR0912 - one line pe
             return repr(answer) if reason == "answered" else f"{answer!r} ({reason})"
         case EpisodeFinished(answer=answer, reason=reason, error=error):
             return f"{reason}{f' {answer!r}' if answer else ''}{f': {error}' if error else ''}"
+        case HandoffMade(target=target, reason=reason):
+            return f"to {target}{f': {reason}' if reason else ''}"
+        case HumanAsked(question=text) | HumanAnswered(answer=text):
+            return repr(text)
         case RewardGiven(reward=reward, breakdown=breakdown):
             parts = ", ".join(f"{name} {value:g}" for name, value in breakdown.items())
             return f"{reward:g}{f' ({parts})' if parts else ''}"
@@ -94,5 +104,9 @@ def _said(data: EventData) -> str:  # noqa: C901, PLR0911, PLR0912 - one line pe
 def _call(call: ToolCall) -> str:
     if call.malformed is not None:
         return f"{call.name}(malformed: {call.malformed!r})"
-    arguments = (f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in call.arguments.items())
-    return f"{call.name}({', '.join(arguments)})"
+    written = {
+        name: json.dumps(value, ensure_ascii=False) for name, value in call.arguments.items()
+    }
+    if len(written) == 1:  # its name says nothing that the tool's doesn't
+        return f"{call.name}({''.join(written.values())})"
+    return f"{call.name}({', '.join(f'{name}={value}' for name, value in written.items())})"

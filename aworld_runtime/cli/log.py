@@ -1,9 +1,10 @@
-"""`aworld log EPISODE`: what happened, event by event. Runs no user code."""
+"""`aworld log EPISODE`: what happened, as a tree or event by event. Runs no user code."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -16,21 +17,22 @@ from aworld_runtime.cli.shared import (
     add_store,
     find_episode,
     joined_bus,
-    one_line,
     run_async,
     stored,
 )
+from aworld_runtime.names import episode_of_log
 
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from aworld_runtime.cli.screen import Line, Look
     from aworld_runtime.events import Event
     from aworld_runtime.store.base import Store
 
-DEEPEST = 12
-"""Levels of indentation; deeper causes are shown at this one."""
 LOOK_AGAIN_S = 0.2
 """A store tells nobody that it has grown, so following one in another process means looking."""
+FRAME_S = 0.1
+"""How often what goes on is drawn again."""
 NARROWEST = 60
 ROLE = 12
 TYPE = 20
@@ -39,7 +41,9 @@ TYPE = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Show an episode's or a run's log: seq, seconds since its start, role, type, what happened."
+        "Show what happened in an episode: its agents, their turns and tool calls, what each was asked by whom, and how long"
+        " it took. Each line begins with a seq in the log and the seconds since the start. A run's log is shown event by"
+        " event."
     )
     parser.add_argument(
         "log",
@@ -48,9 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="EPISODE",
         help="an episode (the beginning of its id will do), a run, or last (the newest episode; the default)",
     )
-    parser.add_argument("--follow", action="store_true", help="go on until the episode ends")
-    parser.add_argument("--tree", action="store_true", help="indent each type below its cause's")
-    parser.add_argument("--all", action="store_true", help="delivery.handled, too")
+    parser.add_argument(
+        "--follow", action="store_true", help="go on until it ends; what runs is shown as it runs"
+    )
+    parser.add_argument("--events", action="store_true", help="event by event")
+    parser.add_argument("--all", action="store_true", help="--events, with delivery.handled, too")
+    parser.add_argument(
+        "--where",
+        metavar="PREDICATE",
+        help="--events, but only these: 'type=tool.called and data.name=calculator'",
+    )
     add_bus(parser)
     add_store(parser)
     add_json(parser)
@@ -62,62 +73,145 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _log(arguments: argparse.Namespace) -> None:
-    layout = Layout(shutil.get_terminal_size((160, 24)).columns, tree=arguments.tree)
+    from aworld_runtime.cli.screen import Look
+
+    by_event = arguments.events or arguments.all or arguments.where or arguments.json
+    async with _events(arguments) as (name, events, last):
+        growing = _until_its_end(events, last) if arguments.follow else events
+        look = Look.of(sys.stdout)
+        if by_event or episode_of_log(name) is None:
+            await _list(arguments, growing, look)
+        elif arguments.follow:
+            await _follow(growing, look)
+        else:
+            await _show(growing, look)
+
+
+async def _until_its_end(events: AsyncIterator[Event], last: int) -> AsyncGenerator[Event]:
+    """The events of a log that grows, up to its last; it has had `last` when it was found."""
     ended = False
-    async with _events(arguments) as (events, last):
-        async for event in events:
-            if arguments.json:
-                fields = event.model_dump_json(exclude_defaults=True)
-                print(f'{{"seq":{event.seq},{fields[1:]}', flush=arguments.follow)
-            elif arguments.all or event.type != "delivery.handled":
-                print(layout.line(event), flush=arguments.follow)
-            else:
-                layout.note(event)
-            if event.type in {"episode.finished", "run.finished"}:
-                ended = True
-            elif event.type == "run.taken_over":  # resumed
-                ended = False
-            if arguments.follow and ended and event.seq >= last:
-                return
+    async for event in events:
+        yield event
+        if event.type in {"episode.finished", "run.finished"}:
+            ended = True
+        elif event.type == "run.taken_over":  # resumed
+            ended = False
+        if ended and event.seq >= last:
+            return
+
+
+# --- event by event ------------------------------------------------------------------------------------------------
+
+
+async def _list(arguments: argparse.Namespace, events: AsyncIterator[Event], look: Look) -> None:
+    from aworld_runtime.cli.screen import PIPE_WIDTH
+    from aworld_runtime.predicate import Predicate
+
+    where = Predicate.parse(arguments.where) if arguments.where else None
+    layout = Layout(shutil.get_terminal_size((PIPE_WIDTH, 24)).columns, look)
+    async for event in events:
+        layout.note(event)
+        wanted = arguments.all or arguments.json or event.type != "delivery.handled"
+        if where.matches(event) if where else wanted:
+            print(_json(event) if arguments.json else layout.line(event), flush=arguments.follow)
+
+
+def _json(event: Event) -> str:
+    fields = event.model_dump_json(exclude_defaults=True)
+    return f'{{"seq":{event.seq},{fields[1:]}'
 
 
 class Layout:
-    """Lays a log out in columns, the types indented by cause where that is wanted.
+    """Lays a log out in columns.
 
     Mail is older than its place in the log: it is shown at the time of what stands before it, so that time never runs back.
     """
 
-    def __init__(self, width: int, *, tree: bool) -> None:
-        self._tree = tree
+    def __init__(self, width: int, look: Look) -> None:
         self._width = max(width, NARROWEST)
-        self._depths: dict[str, int] = {}
+        self._look = look
         self._began: datetime | None = None
         self._now: datetime | None = None
 
-    def note(self, event: Event) -> int:
-        """Remember the event; returns how deep it stands."""
+    def note(self, event: Event) -> None:
+        """To be told of every event."""
         self._began = self._began or event.time
         self._now = max(self._now or event.time, event.time)
-        depth = self._depths.get(event.causation_id or "", -1) + 1
-        self._depths[event.id] = depth
-        return min(depth, DEEPEST)
 
     def line(self, event: Event) -> str:
+        """The event that it was told of last."""
         from aworld_runtime.cli.gist import gist
 
-        depth = self.note(event)
         began, now = self._began or event.time, self._now or event.time
         offset = (now - began).total_seconds()
-        kind = f"{'  ' * depth}{event.type}" if self._tree else event.type
-        start = f"{event.seq:>5} {offset:>9.3f}  {event.role:<{ROLE}}  {kind:<{TYPE}}  "
-        return start + one_line(gist(event), max(self._width - len(start), NARROWEST // 2))
+        start = f"{event.seq:>5} {offset:>9.3f}  {event.role:<{ROLE}}  {event.type:<{TYPE}}  "
+        return self._look.safe(start) + self._look.fit(
+            gist(event), max(self._width - len(start), NARROWEST // 2)
+        )
+
+
+# --- as a tree -----------------------------------------------------------------------------------------------------
+
+
+async def _show(events: AsyncIterator[Event], look: Look) -> None:
+    """A log as it is now, each agent's turns together."""
+    from aworld_runtime.cli.screen import Screen
+    from aworld_runtime.cli.tree import Tree
+    from aworld_runtime.timeline import Timeline, by_work
+
+    screen, tree, timeline = Screen(sys.stdout, look), Tree(look), Timeline()
+    width, _ = screen.size
+    entries = by_work([entry async for event in events for entry in timeline.add(event)])
+    for entry in entries:
+        screen.write(tree.settled(entry, timeline.totals, width))
+    if timeline.finished is None and timeline.last is not None:
+        screen.write(tree.going_on(timeline, timeline.last, width))
+
+
+async def _follow(events: AsyncIterator[Event], look: Look) -> None:
+    """A log as it grows: what is settled stays, what goes on is drawn again."""
+    import anyio
+
+    from aworld_runtime.cli.screen import Screen
+    from aworld_runtime.cli.tree import Tree
+    from aworld_runtime.events import utc_now
+    from aworld_runtime.timeline import Timeline
+
+    screen, tree, timeline = Screen(sys.stdout, look), Tree(look), Timeline()
+    settled: list[Line] = []
+    done = anyio.Event()
+
+    async def read() -> None:
+        async for event in events:
+            for entry in timeline.add(event):
+                settled.extend(tree.settled(entry, timeline.totals, screen.size[0]))
+        done.set()
+
+    def draw() -> None:
+        now = max(timeline.last or utc_now(), utc_now())
+        screen.write(settled, tree.going_on(timeline, now, screen.size[0]))
+        settled.clear()
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read)
+            while not done.is_set():
+                draw()
+                with anyio.move_on_after(FRAME_S):
+                    await done.wait()
+        draw()
+    finally:
+        screen.close()
+
+
+# --- the log -------------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def _events(
     arguments: argparse.Namespace,
-) -> AsyncGenerator[tuple[AsyncIterator[Event], int]]:
-    """The log's events, and its last seq now: from a server's bus where one is named, else from the store."""
+) -> AsyncGenerator[tuple[str, AsyncIterator[Event], int]]:
+    """The log's name, its events, and its last seq now: from a server's bus where one is named, else from the store."""
     from aworld_runtime.archive.logs import Logs
     from aworld_runtime.config import Settings
     from aworld_runtime.names import episode_log, run_log
@@ -127,7 +221,7 @@ async def _events(
         if urlsplit(bus_url).scheme == "memory":
             name = await _find(store, arguments.log)
             last = await store.last_seq(name)
-            yield _from_store(store, name, follow=arguments.follow), last
+            yield name, _from_store(store, name, follow=arguments.follow), last
             return
         async with joined_bus(bus_url) as bus:
             logs = Logs(bus, store)
@@ -140,10 +234,10 @@ async def _events(
             name = there[0] if there else await _find(store, arguments.log)
             last = await logs.last_seq(name)
             if not arguments.follow:
-                yield _each(await logs.read_all(name)), last
+                yield name, _each(await logs.read_all(name)), last
                 return
             async with logs.tail(name) as events:
-                yield events, last
+                yield name, events, last
 
 
 async def _find(store: Store, name: str) -> str:

@@ -72,7 +72,7 @@ def use(python: Path, aworld: Path, project: Path) -> None:
     assert output(python, "main.py", cwd=project) == "391\n"
     assert output(python, "notebook.py", cwd=project) == "checked\n"
     assert output(aworld, "run", "agents.solving:team", "17 * 23?", cwd=project) == "checked\n"
-    assert re.search(r"tool\.called +calculator", output(aworld, "log", "last", cwd=project))
+    assert re.search(r"├─ calculator\(|└─ calculator\(", output(aworld, "log", "last", cwd=project))
     assert "identical 1" in output(aworld, "replay", "last", cwd=project)
     assert "usage: aworld train" in output(aworld, "train", "--help", cwd=project)
 

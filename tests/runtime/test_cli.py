@@ -285,8 +285,8 @@ def test_run_log_replay(aworld: Aworld) -> None:
     assert f"run       {runs['id']} (run)" in status.stdout
 
     log = aworld("log")
-    assert re.search(r"solver +tool\.called +add\(a=10, b=20\)", log.stdout)
-    assert re.search(r"episode\.finished +answered 'checked: 100'\n$", log.stdout)
+    assert re.search(r"│  ├─ add\(a=10, b=20\) +0\.\d\d s  → 30\n", log.stdout)
+    assert re.search(r" answered 'checked: 100' · .* · 2 agents · 4 turns", log.stdout)
     events = [json.loads(line) for line in aworld("log", "--json").stdout.splitlines()]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     followed = aworld("log", events[0]["episode_id"], "--follow")
@@ -298,16 +298,27 @@ def test_run_log_replay(aworld: Aworld) -> None:
     assert "identical 1, different 0, unreadable 0, live_calls 0" in replayed.stdout
 
 
-def test_a_log_has_columns_and_a_tree_where_it_is_asked_for(aworld: Aworld) -> None:
+def test_a_log_is_listed_event_by_event_where_that_is_asked_for(aworld: Aworld) -> None:
     aworld("run", "mine:swarm", "Add it all")
-    kinds = "episode.requested", "message.posted", "tool.called", "episode.finished"
+    assert re.search(
+        r"^ +\d+ +0\.\d+  solver +tool\.called +add\(a=10, b=20\)$",
+        aworld("log", "--events").stdout,
+        re.MULTILINE,
+    )
 
-    def columns(*arguments: str) -> set[int]:
-        lines = aworld("log", *arguments).stdout.splitlines()
-        return {line.index(f" {kind} ") for line in lines for kind in kinds if f" {kind} " in line}
+    def types(*arguments: str) -> list[str]:
+        return [line.split()[3] for line in aworld("log", *arguments).stdout.splitlines()]
 
-    assert len(columns()) == 1
-    assert len(columns("--tree")) > 2
+    handled = "delivery.handled"
+    assert handled not in types("--events")
+    assert set(types("--all")) == {*types("--events"), handled}
+    assert types("--where", "type=tool.called and data.name=add") == ["tool.called"] * 3
+    assert set(types("--where", handled)) == {handled}
+    chosen = aworld("log", "--json", "--where", "tool.failed").stdout.splitlines()
+    assert [json.loads(event)["type"] for event in chosen] == ["tool.failed"]
+    wrong = aworld("log", "--where", "type=")
+    assert wrong.returncode == 2
+    assert len(wrong.stderr.splitlines()) == 1
 
 
 def test_the_beginning_of_an_id_names_its_episode(aworld: Aworld) -> None:
@@ -332,7 +343,7 @@ def test_the_beginning_of_an_id_names_its_episode(aworld: Aworld) -> None:
 def test_a_run_whose_id_begins_those_of_its_episodes_keeps_its_name(aworld: Aworld) -> None:
     run_sync(partial(story, run_event(RunStarted(kind="train")), episode="r.g00001.0.1"))
     assert "run.started" in aworld("log", "r").stdout
-    assert "episode.requested" in aworld("log", "r.g").stdout
+    assert "episode r.g00001.0.1" in aworld("log", "r.g").stdout
 
 
 def test_the_log_of_a_resumed_run_goes_on_after_its_first_end(aworld: Aworld) -> None:
