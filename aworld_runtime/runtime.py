@@ -204,7 +204,7 @@ class Runtime:
         Raises:
             NotFoundError: there is no such episode.
         """
-        live = Live(self.bus, self._logs, episode_id)
+        live = self.live(episode_id)
         with anyio.move_on_after(HEARD_S):
             await live.begin()
         if not live.events:
@@ -220,6 +220,10 @@ class Runtime:
         finally:
             with anyio.move_on_after(FINISH_S, shield=True):
                 await debugger.leave()
+
+    def live(self, episode_id: str) -> Live:
+        """An episode's log as it grows, and what its owner can be told."""
+        return Live(self.bus, self._logs, episode_id)
 
     def _reference(self, program: Runnable | str, episode_id: str) -> str:
         if isinstance(program, str):

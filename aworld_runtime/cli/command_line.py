@@ -71,6 +71,9 @@ COMMANDS = {
     "replay-step": Command(
         "aworld_runtime.training.replay_step_cli:run", "take a training run's steps again"
     ),
+    "debug": Command(
+        "aworld_runtime.cli.debug:run", "stop anywhere in an episode, and look around"
+    ),
     "cancel": Command("aworld_runtime.cli.control:cancel", "end episodes that run"),
     "pause": Command("aworld_runtime.cli.control:pause", "let episodes start nothing new"),
     "resume": Command("aworld_runtime.cli.control:resume", "let paused episodes go on"),

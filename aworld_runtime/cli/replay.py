@@ -7,8 +7,10 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
+from aworld_runtime.cli.programs import NeedsProgramError, Programs
 from aworld_runtime.cli.shared import (
     LAST,
+    add_breakpoints,
     add_json,
     add_limit,
     add_store,
@@ -19,11 +21,10 @@ from aworld_runtime.cli.shared import (
     run_async,
     stored,
 )
+from aworld_runtime.cli.side_by_side import side_by_side
 from aworld_runtime.errors import AWorldError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from aworld_runtime.events import Registry
-    from aworld_runtime.nodes.node import Program
     from aworld_runtime.replay.replay import ReplayReport
     from aworld_runtime.store.base import EpisodeRecord, Store
 
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:ATTRIBUTE",
         help="the agent or swarm, where the log names an object of another process",
     )
+    add_breakpoints(parser)
     add_store(parser)
     add_json(parser)
 
@@ -57,8 +59,20 @@ def run(arguments: argparse.Namespace) -> int:
     if sum([bool(arguments.episodes), bool(arguments.run), arguments.all]) > 1:
         raise UsageError("give episodes, or --run, or --all: one of them")
     check_limit(arguments)
+    if arguments.breakpoints:
+        return _debug(arguments)
     import_from_here()
     return run_async(_replay_all, arguments)
+
+
+def _debug(arguments: argparse.Namespace) -> int:
+    from aworld_runtime.cli.debug import debug
+
+    if arguments.run or arguments.all or len(arguments.episodes) > 1:
+        raise UsageError("--break stops in one episode: name that")
+    arguments.episode = next(iter(arguments.episodes), LAST)
+    arguments.bus = "memory://"
+    return debug(arguments, first="continue")
 
 
 async def _replay_all(arguments: argparse.Namespace) -> int:
@@ -98,48 +112,6 @@ async def _replay_all(arguments: argparse.Namespace) -> int:
     return 0 if identical == len(reports) else 1
 
 
-class NeedsProgramError(UsageError):
-    """The log names a program that was an object inside the process that ran it."""
-
-
-class Programs:
-    """Loads what the logs name, each program once, and replays over it."""
-
-    def __init__(self, store: Store, registry: Registry, given: str | None) -> None:
-        self._store = store
-        self._registry = registry
-        self._given = given
-        self._loaded: dict[str, Program] = {}
-
-    async def replay(self, episode: EpisodeRecord) -> ReplayReport:
-        from aworld_runtime.bus.base import read_all
-        from aworld_runtime.events import EpisodeRequested
-        from aworld_runtime.names import episode_log
-        from aworld_runtime.replay.replay import replay
-
-        reference = self._given or episode.program
-        if not self._given and reference.startswith("local:"):
-            raise NeedsProgramError("its program was an object of another process")
-        self._import(reference)
-        events = await read_all(self._store, episode_log(episode.id))
-        request = events[0].data if events else None
-        arguments = request.arguments if isinstance(request, EpisodeRequested) else {}
-        key = f"{reference} {arguments}"
-        if key not in self._loaded:
-            from aworld_runtime.nodes.node import load_program
-
-            self._loaded[key] = load_program(reference, arguments, {})
-        return await replay(events, self._loaded[key])
-
-    def _import(self, reference: str) -> None:
-        """Import the program before its log is decoded: it may define event types."""
-        from aworld_runtime.events import Registry
-        from aworld_runtime.nodes.node import load
-
-        load(reference)
-        self._registry.types |= Registry().types
-
-
 async def _chosen(store: Store, arguments: argparse.Namespace) -> list[EpisodeRecord]:
     if arguments.all:
         found = await store.episodes(limit=arguments.limit)
@@ -165,40 +137,6 @@ def _show(episode: str, outcome: ReplayReport | str) -> None:
     print(f"{episode}  DIFFERENT after {size}: {divergence.message}")
     columns = shutil.get_terminal_size((120, 24)).columns
     print(side_by_side(divergence.recorded, divergence.replayed, columns))
-
-
-def side_by_side(recorded: str, replayed: str, width: int) -> str:
-    """Two columns of the lines that differ, each cut to where it begins to."""
-    import difflib
-    from itertools import zip_longest
-
-    column = max((width - 3) // 2, 20)
-    left, right = recorded.splitlines(), replayed.splitlines()
-    rows = [("RECORDED", "THIS TIME")]
-    for tag, a, b, c, d in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-        if tag != "equal":
-            rows += zip_longest(left[a:b], right[c:d], fillvalue="")
-    return "\n".join(
-        " │ ".join((one.ljust(column), two)).rstrip()
-        for one, two in (_around_difference(row, column) for row in rows)
-    )
-
-
-def _around_difference(row: tuple[str, str], column: int) -> tuple[str, str]:
-    if max(map(len, row)) <= column:
-        return row
-    pairs = enumerate(zip(*row, strict=False))
-    same = next((i for i, (one, two) in pairs if one != two), min(map(len, row)))
-    start = max(same - column // 3, 0)
-    one, two = (_window(text, start, column) for text in row)
-    return one, two
-
-
-def _window(text: str, start: int, column: int) -> str:
-    head = "…" if start and text else ""
-    rest = text[start:]
-    room = column - len(head)
-    return head + (rest if len(rest) <= room else rest[: room - 1] + "…")
 
 
 def _print_json(

@@ -8,7 +8,14 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from aworld_runtime.cli.shared import add_bus, add_json, add_store, import_from_here, run_async
+from aworld_runtime.cli.shared import (
+    add_breakpoints,
+    add_bus,
+    add_json,
+    add_store,
+    import_from_here,
+    run_async,
+)
 from aworld_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="episodes that this process runs; 0 leaves them to workers on the bus (default 1)",
     )
+    parser.add_argument(
+        "--debug", action="store_true", help="begin it paused, in the debugger, as aworld debug"
+    )
+    add_breakpoints(parser)
     add_bus(parser)
     add_store(parser)
     add_json(parser)
@@ -49,6 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
     import_from_here()
     if arguments.slots:  # a wrong name is the caller's to mend, not an episode that failed
         load_program(arguments.program, {}, {})
+    if arguments.debug or arguments.breakpoints:
+        from aworld_runtime.cli.debug import debug_new
+
+        return debug_new(arguments)
     episode = run_async(_episode, arguments)
     if arguments.json:
         print(json.dumps(_summary(episode), ensure_ascii=False))

@@ -48,6 +48,18 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def add_breakpoints(parser: argparse.ArgumentParser) -> None:
+    """`arguments.breakpoints` are for the debugger."""
+    parser.add_argument(
+        "--break",
+        dest="breakpoints",
+        action="append",
+        default=[],
+        metavar="PREDICATE",
+        help="stop at such events: 'type=tool.called and data.name=calculator'; repeatable",
+    )
+
+
 def add_health(parser: argparse.ArgumentParser, when: str = "") -> None:
     """`arguments.health` is where to `serve_health`, or None."""
     parser.add_argument(

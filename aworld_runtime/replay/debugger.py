@@ -72,7 +72,7 @@ class Fork(Protocol):
         at: int,
         edit: Mapping[str, JsonValue] | None,
         program: Runnable | str | None,
-        models: Mapping[str, ModelSpec] | None,
+        models: Mapping[str, ModelSpec | str] | None,
     ) -> Live: ...
 
 
@@ -304,7 +304,7 @@ class Debugger:
         self,
         *,
         program: Runnable | str | None = None,
-        models: Mapping[str, ModelSpec] | None = None,
+        models: Mapping[str, ModelSpec | str] | None = None,
     ) -> Stop:
         """Go on, live and paused, with a fork from the position, perhaps with another program or other models."""
         return await self._go_on(self.seq, program=program, models=models)
@@ -315,7 +315,7 @@ class Debugger:
         *,
         edit: Mapping[str, JsonValue] | None = None,
         program: Runnable | str | None = None,
-        models: Mapping[str, ModelSpec] | None = None,
+        models: Mapping[str, ModelSpec | str] | None = None,
     ) -> Stop:
         if self._fork is None:
             raise UsageError("nobody makes forks for this debugger: open it by Runtime.debug")
@@ -326,19 +326,25 @@ class Debugger:
         episode_id = self.events[-1].episode_id or ""
         live = await self._fork(episode_id, at=at, edit=edit, program=program, models=models)
         await self.leave()
-        await live.look()
+        await live.begin()
         self.live, self._forked, self._rerun = live, True, None
         self.seq = at + (3 if edit else 2)
         await self._tell_breakpoints()
         return Stop("start", self.event)
 
     async def leave(self) -> None:
-        """Let go of a live episode: its breakpoints are cleared, and a fork that was made here is cancelled. A pause stays."""
-        if self.live is None or self.live.finished:
+        """Let go of a live episode: its breakpoints are cleared. A pause stays; but a fork that was made here and is paused is
+        cancelled.
+        """
+        if self.live is None:
             return
-        if self._forked:
-            await self.live.tell(EpisodeCancelled(reason="the debugger has left it"))
-        elif self.now().breakpoints:
+        await self.live.look()
+        if self.live.finished:
+            return
+        now = self.now()
+        if self._forked and now.paused:
+            await self.live.tell(EpisodeCancelled(reason="its debugger has left it"))
+        elif now.breakpoints:
             await self.live.tell(BreakpointsSet())
 
 

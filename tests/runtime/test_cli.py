@@ -29,7 +29,7 @@ from aworld_runtime.bus.redis.entries import BODY
 from aworld_runtime.bus.redis.keys import Keys
 from aworld_runtime.bus.server import PrivateServer, find_server_binary
 from aworld_runtime.cli.counts import count
-from aworld_runtime.cli.replay import side_by_side
+from aworld_runtime.cli.side_by_side import side_by_side
 from aworld_runtime.cli.verdict import judge
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.events import (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import anyio
@@ -10,7 +12,8 @@ import pytest
 
 from aworld_runtime import Runtime
 from aworld_runtime.bus.open import open_bus
-from aworld_runtime.errors import NotFoundError, PredicateError, UsageError
+from aworld_runtime.bus.server import PrivateServer, find_server_binary
+from aworld_runtime.errors import ConfigError, NotFoundError, PredicateError, UsageError
 from aworld_runtime.events import (
     DeliveryHandled,
     Event,
@@ -19,6 +22,7 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.replay.debugger import Debugger, Stop
+from tests.commands import serving
 from tests.episodes import (
     Adder,
     Gate,
@@ -29,6 +33,7 @@ from tests.episodes import (
     run_episode,
 )
 from tests.replayed import changed_swarm
+from tests.services import missing
 from tests.waiting import wait_until
 
 
@@ -279,3 +284,49 @@ async def test_an_unknown_episode_cannot_be_debugged(
     with pytest.raises(NotFoundError, match="no episode 'nobody'"):
         async with runtime.debug("nobody"):
             pass
+
+
+@pytest.fixture
+async def bus_url(tmp_path: Path) -> AsyncIterator[str]:
+    try:
+        find_server_binary()
+    except ConfigError as error:
+        missing("Redis", str(error))
+    async with PrivateServer(tmp_path) as server:
+        yield server.url
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(60)
+async def test_at_a_breakpoint_another_worker_takes_over_and_the_debugger_goes_on(
+    bus_url: str, tmp_path: Path
+) -> None:
+    def worker(name: str) -> AbstractContextManager[subprocess.Popen[str]]:
+        (folder := tmp_path / name).mkdir()
+        arguments = ("--bus", bus_url, "--name", name)
+        environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+        return serving(
+            "worker", *arguments, says=" slots, tools: ", cwd=folder, environment=environment
+        )
+
+    store = f"sqlite:///{tmp_path}/aworld.db"
+    async with Runtime(bus=bus_url, store=store, slots=0) as runtime:
+        with worker("w1") as first:
+            episode = await runtime.submit("tests.replayed:swarm", "Add it all.", paused=True)
+            async with runtime.debug(episode) as debugger:
+                await debugger.break_at("type=tool.called and a=30")
+                assert (await debugger.continue_()).event.type == "tool.called"
+                stopped = debugger.now()
+                first.kill()
+                with worker("w2"):
+                    stop = await debugger.until("type=episode.taken_over and worker=w2")
+                    assert stop.why == "moved"
+                    assert (debugger.state().open_calls, debugger.state().paused) == (
+                        stopped.open_calls,
+                        True,
+                    )
+                    assert debugger.now().breakpoints[0] == "type=tool.called and a=30"
+                    await debugger.clear()
+                    await debugger.next("solver")
+                    assert (await debugger.continue_()).why == "end"
+        assert (await runtime.result(episode)).answer == "checked: 100"

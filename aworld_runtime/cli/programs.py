@@ -1,0 +1,60 @@
+"""Recorded episodes with the programs that ran them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aworld_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from aworld_runtime.events import Event, Registry
+    from aworld_runtime.nodes.node import Program
+    from aworld_runtime.replay.replay import ReplayReport
+    from aworld_runtime.store.base import EpisodeRecord, Store
+
+
+class NeedsProgramError(UsageError):
+    """The log names a program that was an object inside the process that ran it."""
+
+
+class Programs:
+    """Loads what the logs name, each program once, and replays over it."""
+
+    def __init__(self, store: Store, registry: Registry, given: str | None) -> None:
+        self._store = store
+        self._registry = registry
+        self._given = given
+        self._loaded: dict[str, Program] = {}
+
+    async def replay(self, episode: EpisodeRecord) -> ReplayReport:
+        from aworld_runtime.replay.replay import replay
+
+        return await replay(*await self.recorded(episode))
+
+    async def recorded(self, episode: EpisodeRecord) -> tuple[list[Event], Program]:
+        """Its log, and the program that ran it."""
+        from aworld_runtime.bus.base import read_all
+        from aworld_runtime.events import EpisodeRequested
+        from aworld_runtime.names import episode_log
+
+        reference = self._given or episode.program
+        if not self._given and reference.startswith("local:"):
+            raise NeedsProgramError("its program was an object of another process")
+        self._import(reference)
+        events = await read_all(self._store, episode_log(episode.id))
+        request = events[0].data if events else None
+        arguments = request.arguments if isinstance(request, EpisodeRequested) else {}
+        key = f"{reference} {arguments}"
+        if key not in self._loaded:
+            from aworld_runtime.nodes.node import load_program
+
+            self._loaded[key] = load_program(reference, arguments, {})
+        return events, self._loaded[key]
+
+    def _import(self, reference: str) -> None:
+        """Import the program before its log is decoded: it may define event types."""
+        from aworld_runtime.events import Registry
+        from aworld_runtime.nodes.node import load
+
+        load(reference)
+        self._registry.types |= Registry().types

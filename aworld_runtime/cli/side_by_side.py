@@ -1,0 +1,37 @@
+"""What was recorded, beside what came this time."""
+
+from __future__ import annotations
+
+
+def side_by_side(recorded: str, replayed: str, width: int) -> str:
+    """Two columns of the lines that differ, each cut to where it begins to."""
+    import difflib
+    from itertools import zip_longest
+
+    column = max((width - 3) // 2, 20)
+    left, right = recorded.splitlines(), replayed.splitlines()
+    rows = [("RECORDED", "THIS TIME")]
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+        if tag != "equal":
+            rows += zip_longest(left[a:b], right[c:d], fillvalue="")
+    return "\n".join(
+        " │ ".join((one.ljust(column), two)).rstrip()
+        for one, two in (_around_difference(row, column) for row in rows)
+    )
+
+
+def _around_difference(row: tuple[str, str], column: int) -> tuple[str, str]:
+    if max(map(len, row)) <= column:
+        return row
+    pairs = enumerate(zip(*row, strict=False))
+    same = next((i for i, (one, two) in pairs if one != two), min(map(len, row)))
+    start = max(same - column // 3, 0)
+    one, two = (_window(text, start, column) for text in row)
+    return one, two
+
+
+def _window(text: str, start: int, column: int) -> str:
+    head = "…" if start and text else ""
+    rest = text[start:]
+    room = column - len(head)
+    return head + (rest if len(rest) <= room else rest[: room - 1] + "…")
