@@ -86,6 +86,18 @@ class RecordedRun:
             raise NotFoundError(f"run {self.run_id} has finished no step yet")
         return max(self.state.steps)
 
+    @property
+    def folder(self) -> Path:
+        """Where it was written."""
+        for path in self.state.checkpoints.values():
+            return Path(path).parent.parent
+        return self.config.out or Path("runs") / self.run_id
+
+    def begin(self, step: int, folder: Path | None) -> int:
+        """The first of the steps to take again for `step`."""
+        checkpoint = self.checkpoint_before(step, folder)
+        return 1 if checkpoint is None else checkpoint[0] + 1
+
     def checkpoint_before(self, step: int, folder: Path | None) -> tuple[int, Path] | None:
         """The newest one with which the weights before `step` can be had, where it still is; `folder` is the run's, if it
         was moved.

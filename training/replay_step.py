@@ -23,7 +23,8 @@ from anyio.to_thread import run_sync
 
 from aworld_runtime.errors import ConfigError, NotFoundError
 from aworld_runtime.store.base import Store
-from aworld_runtime.training.learner import Learner
+from aworld_runtime.training.other_ranks import learner_of
+from aworld_runtime.training.rank import AllRanks
 from aworld_runtime.training.recorded_run import RecordedRun, RecordedStep
 from aworld_runtime.training.rows import TrainingRow
 from aworld_runtime.training.run_folder import RunFolder
@@ -45,13 +46,19 @@ class RebuiltStep:
 
 
 async def rebuild_step(
-    store: Store, run: str, step: int, *, folder: Path | None = None, model: Path | None = None
+    store: Store,
+    run: str,
+    step: int,
+    *,
+    folder: Path | None = None,
+    model: Path | None = None,
+    ranks: int | None = None,
 ) -> RebuiltStep:
     """Take step `step` of the training run called `run` again.
 
         async with open_store("sqlite:///.aworld/aworld.db") as store:
             rebuilt = await rebuild_step(store, "20260101-120000-abc", 3)
-        print(rebuilt.comparison.difference, rebuilt.report.loss)
+        print(rebuilt.report.loss, rebuilt.comparison.first)
 
     Args:
         store: an opened store, which is only read.
@@ -59,49 +66,71 @@ async def rebuild_step(
         step: a finished step; the first is 1.
         folder: the run's folder, if it was moved.
         model: the folder of the model that training began with, if it was moved.
+        ranks: processes of the learner; as many as then if not given.
 
     Raises:
         NotFoundError: something that the step needs isn't there any more; says what.
     """
     recorded = await RecordedRun.read(store, run)
-    await recorded.step(store, step)  # what is missing is said before a model is loaded
-    replay = await run_sync(lambda: StepReplay(recorded, step, folder=folder, model=model))
-    while True:
-        rebuilt = await run_sync(replay.take, await recorded.step(store, replay.next))
-        if rebuilt.comparison.step == step:
-            return rebuilt
+    wanted = await recorded.step(store, step)
+    begin = recorded.begin(step, folder)
+    batches = [await recorded.step(store, number) for number in range(begin, step)]
+
+    def take() -> RebuiltStep:
+        with replaying(recorded, step, folder=folder, model=model, ranks=ranks) as replay:
+            for batch in batches:
+                replay.take(batch)
+            return replay.take(wanted)
+
+    return await run_sync(take)
+
+
+@contextmanager
+def replaying(
+    run: RecordedRun,
+    first: int,
+    *,
+    folder: Path | None = None,
+    model: Path | None = None,
+    ranks: int | None = None,
+) -> Generator[StepReplay]:
+    """A learner with the newest weights that lie before step `first`, cut in as many threads and ranks as then."""
+    source = _model(run, folder, model)
+    then = run.state.steps[first].computed_with
+    threads = torch.get_num_threads()
+    config = run.config.learner
+    config = config.model_copy(
+        update={"threads": int(then.get("threads", config.threads or threads))}
+    )
+    ranks = ranks or int(then.get("ranks", run.config.learner_ranks))
+    try:
+        with learner_of(source, config, ranks=ranks) as learner:
+            every_rank = AllRanks(learner, RunFolder(folder or run.folder))
+            checkpoint = run.checkpoint_before(first, folder)
+            if checkpoint is not None:
+                every_rank.load(checkpoint[1])
+            yield StepReplay(run, every_rank, *(checkpoint or (0, source)))
+    finally:
+        torch.set_num_threads(threads)
 
 
 class StepReplay:
-    """A learner that takes the steps of a run again, in their order; it blocks."""
+    """Takes the steps of a run again, in their order; each blocks."""
 
-    def __init__(
-        self,
-        run: RecordedRun,
-        first: int,
-        *,
-        folder: Path | None = None,
-        model: Path | None = None,
-    ) -> None:
-        """Load the newest weights that lie before step `first`; `next` is the step to begin with."""
+    def __init__(self, run: RecordedRun, learner: AllRanks, step: int, weights: Path) -> None:
+        """`learner` has the weights after step `step`, which are from `weights`."""
         self._run = run
-        checkpoint = run.checkpoint_before(first, folder)
-        source = _model(run, folder, model)
-        self._learner = Learner(source, run.config.learner)
-        self._weights = f"the model {source}"
-        self._begin = self.next = 1
-        if checkpoint is not None:
-            number, path = checkpoint
-            self._learner.load(path)
-            self._weights = f"checkpoint {path}"
-            self._begin = self.next = number + 1
+        self._learner = learner
+        self._begin = step + 1
+        self._weights = weights
+        self.next = self._begin
+        """The step to take next."""
 
     def take(self, recorded: RecordedStep) -> RebuiltStep:
         """Step `next`."""
         step = self.next
-        with _threads(recorded.finished.computed_with.get("threads")):
-            report = self._learner.step(recorded.rows, policy_version=step - 1)
-        self.next = step + 1
+        report = self._learner.step(recorded.rows, policy_version=step - 1)
+        self.next += 1
         repeated = step - self._begin
         more = f", and {repeated} more step{'s' * (repeated != 1)}" if repeated else ""
         comparison = compare(
@@ -109,7 +138,7 @@ class StepReplay:
             recorded,
             record_of(step, report, recorded.episodes, recorded.rows),
             config=self._run.config,
-            parameters=[name for name, _ in self._learner.named_weights()],
+            parameters=self._learner.parameters,
             weights=f"{self._weights}{more}",
         )
         return RebuiltStep(recorded.rows, report.advantages, report, comparison)
@@ -119,7 +148,7 @@ def _model(run: RecordedRun, folder: Path | None, given: Path | None) -> Path:
     """The model that training began with: as given, or as the run's folder or its configuration says."""
     name: str | Path = given or run.config.model
     if name != NAME and given is None:
-        where = RunFolder(folder or _folder(run))
+        where = RunFolder(folder or run.folder)
         name = where.wiring.model if where.started else name
     try:
         return resolve_model(name)
@@ -127,22 +156,3 @@ def _model(run: RecordedRun, folder: Path | None, given: Path | None) -> Path:
         raise NotFoundError(
             f"the model that run {run.run_id} began with is not there: {error}; say with --model where it is"
         ) from error
-
-
-def _folder(run: RecordedRun) -> Path:
-    """Where the run was written."""
-    checkpoint = next(iter(run.state.checkpoints.values()), None)
-    if checkpoint is not None:
-        return Path(checkpoint).parent.parent
-    return run.config.out or Path("runs") / run.run_id
-
-
-@contextmanager
-def _threads(recorded: str | None) -> Generator[None]:
-    """In as many threads as it was computed then: they cut the sums."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(int(recorded or before))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -61,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the model that training began with, if it was moved",
     )
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="processes of the learner (default: as many as then)"
+    )
     add_store(parser)
     add_json(parser)
 
@@ -69,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `aworld replay-step`; returns the exit code."""
     if arguments.step is not None and arguments.step < 1:
         raise UsageError(f"--step {arguments.step}: the first step is 1")
+    if arguments.ranks is not None and arguments.ranks < 1:
+        raise UsageError(f"--ranks {arguments.ranks}: expected 1 or more")
     import_from_here()
     found: list[StepComparison] = []
     try:
@@ -87,18 +92,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _comparisons(arguments: argparse.Namespace) -> Iterator[StepComparison]:
     with importing_train_extra():
-        from aworld_runtime.training.replay_step import StepReplay
+        from aworld_runtime.training.replay_step import replaying
     run = run_async(_read_run, arguments)
     last = arguments.step or run.last
     wanted = run_async(_read_step, arguments, run, last)  # what is missing is said at once
     first = 1 if arguments.all else last
-    replay = StepReplay(run, first, folder=arguments.folder, model=arguments.model)
-    while (number := replay.next) <= last:
-        step = wanted if number == last else run_async(_read_step, arguments, run, number)
-        # Outside of any event loop, so that Ctrl-C ends it at once.
-        rebuilt = replay.take(step)
-        if number >= first:
-            yield rebuilt.comparison
+    moved = {"folder": arguments.folder, "model": arguments.model}
+    with replaying(run, first, **moved, ranks=arguments.ranks) as replay:
+        while (number := replay.next) <= last:
+            step = wanted if number == last else run_async(_read_step, arguments, run, number)
+            # Outside of any event loop, so that Ctrl-C ends it at once.
+            rebuilt = replay.take(step)
+            if number >= first:
+                yield rebuilt.comparison
 
 
 async def _read_run(arguments: argparse.Namespace) -> RecordedRun:

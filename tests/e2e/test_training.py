@@ -103,6 +103,14 @@ def test_its_folder_holds_the_files_of_the_design(finished: Finished) -> None:
     assert (folder / "report.html").read_text().startswith("<!")
 
 
+def test_its_steps_can_be_taken_again_bit_for_bit(finished: Finished) -> None:
+    run = finished.run
+    again = run.command("replay-step", "--all", "--store", run.store, "--json", timeout=60)
+    assert again.returncode == 0, again.stderr + again.stdout
+    steps = json.loads(again.stdout)["steps"]
+    assert [(step["identical"], step["tolerance"]) for step in steps] == [(True, None)] * 3
+
+
 def test_only_its_owner_can_read_where_its_servers_are(finished: Finished) -> None:
     modes = {
         name: (finished.run.path / name).stat().st_mode for name in ("config.yaml", "wiring.json")

@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,8 +41,8 @@ from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.store import open_store
 from aworld_runtime.store.base import RunRecord
 from aworld_runtime.training.config import TrainConfig
-from aworld_runtime.training.learner import Learner
 from aworld_runtime.training.learner_config import LearnerConfig
+from aworld_runtime.training.other_ranks import learner_of
 from aworld_runtime.training.rank import AllRanks
 from aworld_runtime.training.replay_step import RebuiltStep, rebuild_step
 from aworld_runtime.training.rows import TrainingRow
@@ -130,41 +130,11 @@ class Stopping(AllRanks):
         return super().step(rows, policy_version=policy_version)
 
 
-async def train(run: Run, config: TrainConfig) -> None:
-    """Train to the end: stopped before step 4, and resumed from the checkpoint of step 2."""
-    SERVED[0] = 0
-    FAILING.clear()
-    UNSCORABLE.clear()
+def train(run: Run, config: TrainConfig, kinds: Sequence[type[AllRanks]]) -> None:
+    """Train to the end, by one learner after the other, each of which resumes what the one before left."""
+    save_tiny_model(run.model)
+    config = config.model_copy(update={"model": str(run.model)})
     folder = RunFolder.create(run.folder, config, "r", ["aworld", "train"])
-
-    async def go_on(kind: type[AllRanks]) -> None:
-        learner = Learner(run.model, config.learner)
-        await Trainer(
-            bus=bus,
-            store=OpenedToRead(run.store),
-            run_id="r",
-            config=config,
-            task=CASE,
-            environment=load_environment(CASE.environment),
-            model=None,
-            learner=kind(learner, folder),
-            publisher=RecordingPublisher(),
-            folder=folder.path,
-        ).run()
-
-    async with (
-        open_bus("memory://") as bus,
-        open_store(run.store) as store,
-        Archiver(bus, store) as archiver,
-        anyio.create_task_group() as working,
-    ):
-        working.start_soon(Worker(bus, name="w1", slots=4).run)
-        with pytest.raises(ExceptionGroup):
-            await go_on(Stopping)
-        await go_on(AllRanks)
-        working.cancel_scope.cancel()
-        with anyio.CancelScope(shield=True):
-            await archiver.drain(10)
     folder.wiring = Wiring(
         run_id="r",
         code_version="",
@@ -173,15 +143,54 @@ async def train(run: Run, config: TrainConfig) -> None:
         sampler="transformers",
         sampler_port=1,
     )
+    with ExitStack() as stack:
+        ranks = config.learner_ranks
+        learners = [
+            kind(stack.enter_context(learner_of(run.model, config.learner, ranks=ranks)), folder)
+            for kind in kinds
+        ]
+        anyio.run(train_by, run, folder, learners)
+
+
+async def train_by(run: Run, folder: RunFolder, learners: Sequence[AllRanks]) -> None:
+    SERVED[0] = 0
+    FAILING.clear()
+    UNSCORABLE.clear()
+    async with (
+        open_bus("memory://") as bus,
+        open_store(run.store) as store,
+        Archiver(bus, store) as archiver,
+        anyio.create_task_group() as working,
+    ):
+        working.start_soon(Worker(bus, name="w1", slots=4).run)
+        for learner in learners:
+            trainer = Trainer(
+                bus=bus,
+                store=OpenedToRead(run.store),
+                run_id="r",
+                config=folder.config,
+                task=CASE,
+                environment=load_environment(CASE.environment),
+                model=None,
+                learner=learner,
+                publisher=RecordingPublisher(),
+                folder=folder.path,
+            )
+            stops = isinstance(learner, Stopping)
+            with pytest.raises(ExceptionGroup) if stops else nullcontext():
+                await trainer.run()
+        working.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await archiver.drain(10)
     await write_results(folder, run.store)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Stopped before step 4, and resumed from the checkpoint of step 2."""
     threads = torch.get_num_threads()
     run = Run(tmp_path_factory.mktemp("replay_step"))
-    save_tiny_model(run.model)
-    anyio.run(train, run, CONFIG.model_copy(update={"model": str(run.model)}))
+    train(run, CONFIG, [Stopping, AllRanks])
     yield run
     torch.set_num_threads(threads)
 
@@ -205,7 +214,7 @@ def test_a_step_comes_with_its_rows_advantages_and_report(whole: Run) -> None:
     assert [row.reward for row in rebuilt.rows] == [1, 0, 0, 0, 0, 1, 0, 0]
     assert sum(rebuilt.advantages[:4]) == pytest.approx(0)
     assert rebuilt.report.policy_version == 1
-    assert rebuilt.comparison.weights == f"the model {whole.model}, and 1 more step"
+    assert rebuilt.comparison.weights == f"{whole.model}, and 1 more step"
 
 
 def test_nothing_is_written(run: Run) -> None:
@@ -225,6 +234,20 @@ def test_json_says_the_same(whole: Run, capsys: pytest.CaptureFixture[str]) -> N
     (step,) = said["steps"]
     assert (step["step"], step["identical"], step["tolerance"]) == (3, True, None)
     assert {quantity["verdict"] for quantity in step["quantities"]} == {"equal"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_step_of_two_ranks_is_rebuilt_by_two_bit_for_bit_and_by_one_nearly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path)
+    config = CONFIG.model_copy(update={"learner_ranks": 2, "steps": 2, "evaluate_every": 2})
+    train(run, config, [AllRanks])
+    comparison = run.rebuild(2).comparison
+    assert (comparison.identical, comparison.tolerance) == (True, None)
+    assert run.command("--all", "--ranks", "1") == 0
+    assert "step 2: the same within 0.001" in capsys.readouterr().out
 
 
 # --- what differs ----------------------------------------------------------------------------------------------------
