@@ -138,6 +138,10 @@ class Fenced(BusError):
     """Another owner appended to the log first. Drop the work: it is running elsewhere."""
 
 
+class EventsMissedError(BusError):
+    """A subscription read so slowly that the bus has let events go that it had not come to; names them."""
+
+
 class RequestTimeoutError(BusError):
     """No reply came before the deadline."""
 

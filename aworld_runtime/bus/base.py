@@ -18,14 +18,19 @@ what is committed to a log is there exactly once. What is promised, and what isn
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from secrets import token_hex
 from typing import Literal, Protocol, Self, TypeAlias
 
+import anyio
 from pydantic import JsonValue
 
+from aworld_runtime.errors import AccessDeniedError, BusError, BusFullError, EventsMissedError
 from aworld_runtime.events import Event
 from aworld_runtime.messages import Data
 
@@ -39,6 +44,10 @@ Lane: TypeAlias = Literal["control", "data"]
 """One of the two streams of a log's mail."""
 RETIRED_S = 24 * 3600.0
 """Life of the last event of a log that was unlinked."""
+SAY_EVERY_S = 1.0
+SUBSCRIBER_BELIEVED_S = 60.0
+"""After its last word, what a subscription has not read is kept for it."""
+LAST_WORD_S = 2.0
 
 Standing = Literal["held", "taken", "gone"]
 """Of a delivery, at the server: still its consumer's; another's, or free for another; or the queue knows nothing
@@ -51,7 +60,7 @@ class NodeInfo(Data):
     name: str
     """`role/instance`. Processes that were given the same name are listed each by itself."""
     kind: str
-    """worker, tool, environment, trainer, sampler, archiver, janitor, agent or launcher."""
+    """worker, tool, environment, trainer, sampler, archiver, janitor, subscriber, agent or launcher."""
     version: str = ""
     url: str | None = None
     pid: int = 0
@@ -451,29 +460,72 @@ class Bus(Protocol):
 
 @dataclass
 class Subscription:
-    """Events of all logs whose type begins with one of `prefixes` (empty: all), in each log's order."""
+    """Events of all logs whose type begins with one of `prefixes` (empty: all), in each log's order.
+
+    While it is iterated over it is a node on the bus that says how far it is: what it hasn't read yet of the feed stays there.
+
+    Raises:
+        EventsMissedError: it was so slow that a log has ended and is retired since.
+    """
 
     bus: Bus
     prefixes: tuple[str, ...] = ()
     after: str = "0"
     cursor: str = field(init=False)
     """Resume here after a restart."""
+    _next_word: float = field(init=False, default=0.0, repr=False)
 
     def __post_init__(self) -> None:
         self.cursor = self.after
         self.prefixes = tuple(prefix.removesuffix("*") for prefix in self.prefixes)
 
     async def __aiter__(self) -> AsyncGenerator[Event]:
-        async with self.bus.feed(self.after) as entries:
-            async for batch in entries:
-                for entry in batch:
-                    events = await self.bus.read(
-                        entry.log, entry.first, limit=entry.last - entry.first + 1
-                    )
-                    for event in events:
-                        if not self.prefixes or event.type.startswith(self.prefixes):
-                            yield event
-                    self.cursor = entry.cursor
+        began = self.bus.now()
+        node = NodeInfo(
+            name=f"subscriber/{socket.gethostname()}-{os.getpid()}-{token_hex(3)}",
+            kind="subscriber",
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            since=began,
+            detail={"types": list(self.prefixes), "feed": await self.bus.feed_id()},
+        )
+        await self._say(node)
+        try:
+            async with self.bus.feed(self.after) as entries:
+                while True:
+                    batch: list[FeedEntry] = []
+                    with anyio.move_on_after(SAY_EVERY_S):
+                        batch = await anext(entries)
+                    for entry in batch:
+                        for event in await self._read(entry, began):
+                            if not self.prefixes or event.type.startswith(self.prefixes):
+                                yield event
+                        self.cursor = entry.cursor
+                        await self._say(node)
+                    await self._say(node)
+        finally:
+            with anyio.move_on_after(LAST_WORD_S, shield=True), suppress(BusError):
+                await self.bus.withdraw(node.name)
+
+    async def _say(self, node: NodeInfo) -> None:
+        """Where it is, where it is time to."""
+        if anyio.current_time() < self._next_word:
+            return
+        self._next_word = anyio.current_time() + SAY_EVERY_S
+        detail = {**node.detail, "cursor": self.cursor}
+        with suppress(AccessDeniedError, BusFullError):  # who may only look isn't waited for
+            await self.bus.announce(
+                node.model_copy(update={"detail": detail}), ttl_s=SUBSCRIBER_BELIEVED_S
+            )
+
+    async def _read(self, entry: FeedEntry, began: datetime) -> list[Event]:
+        events = await self.bus.read(entry.log, entry.first, limit=entry.last - entry.first + 1)
+        if events and events[0].seq > entry.first and events[-1].time > began:
+            raise EventsMissedError(
+                f"the subscription is too slow: {entry.log} has ended, and its events {entry.first} to"
+                f" {events[0].seq - 1} are no longer on the bus; the store has them. Go on after its `cursor`"
+            )
+        return events
 
 
 class Readable(Protocol):

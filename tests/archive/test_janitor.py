@@ -22,7 +22,7 @@ from aworld_runtime.bus import Bus, open_bus
 from aworld_runtime.bus.base import NodeInfo, read_all
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.cli.verdict import judge
-from aworld_runtime.errors import Fenced
+from aworld_runtime.errors import EventsMissedError, Fenced
 from aworld_runtime.events import (
     EpisodeFinished,
     EpisodeForked,
@@ -118,6 +118,13 @@ async def retired(bus: Bus, log: str, timeout: float = 10.0) -> None:
         return bool(first) and first[0].seq > 1
 
     await wait_until(is_retired, timeout, f"the retirement of {log}")
+
+
+async def ended_episode(bus: Bus) -> str:
+    """The log of one."""
+    program, _, _ = adding_program()
+    events = await run_episode(bus, request_episode(), program)
+    return episode_log(events[0].episode_id or "")
 
 
 async def length(bus: Bus) -> int:
@@ -242,6 +249,34 @@ async def test_the_feed_is_trimmed_behind_whoever_is_last(bus: Bus, store: Store
 
         await wait_until(is_trimmed_further, description="a feed without the slow one")
     assert len(await store.read("log")) == 10
+
+
+async def test_nothing_is_trimmed_that_a_subscription_has_not_read(bus: Bus, store: Store) -> None:
+    await bus.append("log", 0, [note()])
+    events = aiter(bus.subscribe())
+    assert (await anext(events)).seq == 1, "it has begun, and stands still"
+    for number in range(1, 10):
+        await bus.append("log", number, [note()])
+    async with kept_clean(bus, store):
+        for _ in range(2):  # the janitor trims after it has retired something
+            await retired(bus, await ended_episode(bus))
+        assert [(await anext(events)).seq for _ in range(9)] == [*range(2, 11)]
+        (node,) = [node for node in await bus.nodes() if node.kind == "subscriber"]
+        await events.aclose()
+    assert node.name not in [node.name for node in await bus.nodes()]
+
+
+async def test_a_subscription_that_comes_to_a_log_after_its_retirement_says_what_it_missed(
+    bus: Bus, store: Store
+) -> None:
+    await bus.append("log", 0, [note()])
+    events = aiter(bus.subscribe())
+    await anext(events)
+    async with kept_clean(bus, store):
+        log = await ended_episode(bus)
+        await retired(bus, log)
+        with pytest.raises(EventsMissedError, match=f"{log} has ended, and its events 1 to"):
+            await anext(events)
 
 
 async def test_nothing_is_trimmed_that_the_archiver_has_not_read(
