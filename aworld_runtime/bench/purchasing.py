@@ -28,7 +28,6 @@ from aworld_runtime.events import (
     Event,
     HandoffMade,
     HumanAnswered,
-    HumanAsked,
     MessagePosted,
 )
 from aworld_runtime.messages import Data, Task, ToolCall
@@ -51,6 +50,8 @@ FAILING = 0.2
 """Share of the calls of models and tools that fail."""
 TRIES = 10
 """Of one model call; all of them fail in one of ten million."""
+MOMENT_S = 0.05
+"""Seconds before another."""
 SUPPLIERS = ("north", "east", "south", "west")
 YES, SOUND, ORDERED = "yes", "sound", "ordered"
 
@@ -96,7 +97,7 @@ async def order(supplier: str) -> Finding:
 
 
 async def _find(name: str, supplier: str, values: Sequence[int]) -> Finding:
-    await anyio.sleep(CALL_S)
+    await anyio.sleep(CALL_S)  # aworld: allow the tools' own
     key = call_id()
     if chance(f"{key} fails") < FAILING:
         raise ToolError(f"{supplier} does not answer")
@@ -158,14 +159,14 @@ def receipt(findings: Sequence[Finding]) -> str:
 
 
 class PatientAgent(Agent):
-    """Asks its model again where the engine failed."""
+    """Asks its model again after a moment where the engine failed."""
 
     async def handle(self, ctx: Context, event: Event) -> None:
         for _ in range(TRIES - 1):
             try:
                 return await super().handle(ctx, event)
             except ModelUnavailableError:
-                continue
+                await ctx.sleep(MOMENT_S)
         return await super().handle(ctx, event)
 
 
@@ -184,8 +185,7 @@ class Rules:
             case "auditor", AnswerProposed(text=text) if text == SOUND:
                 offer = _offers(ctx)[-1]
                 if offer.price > cast("int", ctx.task.data["free_up_to"]):
-                    question = f"May {offer.price} be spent at {offer.supplier}?"
-                    ctx.emit(HumanAsked(question=question))
+                    ctx.ask(f"May {offer.price} be spent at {offer.supplier}?")
                 else:
                     await self._order(ctx, offer)
             case _, HumanAnswered(answer=answer) if answer == YES:
