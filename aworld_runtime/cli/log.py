@@ -15,6 +15,7 @@ from aworld_runtime.cli.shared import (
     add_bus,
     add_json,
     add_store,
+    ago,
     find_episode,
     joined_bus,
     run_async,
@@ -162,10 +163,12 @@ async def _show(events: AsyncIterator[Event], look: Look) -> None:
     screen, tree, timeline = Screen(sys.stdout, look), Tree(look), Timeline()
     width, _ = screen.size
     entries = by_work([entry async for event in events for entry in timeline.add(event)])
-    for entry in entries:
-        screen.write(tree.settled(entry, timeline.totals, width))
+    lines = [line for entry in entries for line in tree.settled(entry, timeline.totals, width)]
     if timeline.finished is None and timeline.last is not None:
-        screen.write(tree.going_on(timeline, timeline.last, width))
+        lines += tree.going_on(timeline, timeline.last, width)
+        news = f"This was {ago(timeline.last)}, and is the last that is known; --follow waits for more."
+        lines.append([(news, "")])
+    screen.write(lines)
 
 
 async def _follow(events: AsyncIterator[Event], look: Look) -> None:

@@ -107,7 +107,7 @@ class Screen:
                 self._out.write("\n".join([*staying, ""]))
                 self._out.flush()
             return
-        drawn = [self.look.paint(line, columns) for line in live[: rows - 1]]
+        drawn = [self.look.paint(line, columns) for line in _within(live, rows - 1)]
         if not staying and drawn == self._drawn:
             return
         # What is there may have been wrapped since, by a terminal that was made narrower.
@@ -124,6 +124,16 @@ class Screen:
             self._out.write(SHOW_CURSOR)
             self._out.flush()
             self._hidden = False
+
+
+def _within(lines: Sequence[Line], rows: int) -> Sequence[Line]:
+    """The first and, before all others, the last."""
+    if len(lines) <= rows:
+        return lines
+    if rows < 3:
+        return lines[-1:] if rows > 0 else []
+    left_out: Line = [(f"… {len(lines) - rows + 1} more lines", DIM)]
+    return [*lines[: rows - 2], left_out, lines[-1]]
 
 
 def cells(text: str) -> int:

@@ -343,7 +343,9 @@ def test_the_beginning_of_an_id_names_its_episode(aworld: Aworld) -> None:
 def test_a_run_whose_id_begins_those_of_its_episodes_keeps_its_name(aworld: Aworld) -> None:
     run_sync(partial(story, run_event(RunStarted(kind="train")), episode="r.g00001.0.1"))
     assert "run.started" in aworld("log", "r").stdout
-    assert "episode r.g00001.0.1" in aworld("log", "r.g").stdout
+    waiting = aworld("log", "r.g").stdout
+    assert "episode r.g00001.0.1 · waits for a worker" in waiting
+    assert waiting.endswith(" ago, and is the last that is known; --follow waits for more.\n")
 
 
 def test_the_log_of_a_resumed_run_goes_on_after_its_first_end(aworld: Aworld) -> None:

@@ -297,7 +297,14 @@ def test_no_more_is_live_than_the_terminal_has_rows(monkeypatch: pytest.MonkeyPa
     drawn = Drawn(monkeypatch, rows=5)
     for number in range(3):
         drawn.write([f"line {number}"], [f"{letter} {number}" for letter in "abcdefgh"])
-    assert drawn.terminal.lines == ["line 0", "line 1", "line 2", "a 2", "b 2", "c 2", "d 2", ""]
+    lines = ["line 0", "line 1", "line 2", "a 2", "b 2", "… 5 more lines", "h 2", ""]
+    assert drawn.terminal.lines == lines
+    drawn.resize(20, rows=2)
+    drawn.write([], ["a", "b", "c"])
+    assert drawn.terminal.lines[3:] == ["c", ""]
+    drawn.resize(20, rows=1)
+    drawn.write([], ["a", "b", "c"])
+    assert drawn.terminal.lines[3:] == [""]
 
 
 def test_a_terminal_made_narrower_has_wrapped_what_was_live(
