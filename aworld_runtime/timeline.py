@@ -216,10 +216,8 @@ class Timeline:
                 entries = self._handled(event)
             case SubscriptionChanged(subscriptions=subscriptions):
                 first, self._roles = not self._roles, subscriptions
-                if (
-                    first and self.requested is not None
-                ):  # it comes before the program's roles are known
-                    self._deliver(self.requested)
+                if first and self.requested is not None:
+                    self._deliver(self.requested)  # which came before the roles were known
             case RewardGiven(role=None, reward=reward):
                 self.totals.reward = reward
             case _:
@@ -274,10 +272,8 @@ class Timeline:
         unsettled = list(self.open.values())
         for going_on in (self.open, self.pending, self._turns, self._completions, self._calls):
             going_on.clear()
-        return [
-            *unsettled,
-            End(event, _seconds(self.requested and self.requested.time, event.time)),
-        ]
+        took_s = _seconds(self.requested and self.requested.time, event.time)
+        return [*unsettled, End(event, took_s)]
 
     # --- what roles do ---------------------------------------------------------------------------------------------
 
@@ -386,7 +382,8 @@ class Timeline:
                 return "task", handed_over
             if event.role in self.totals.agents:
                 return event.role, handed_over
-            event = self._causes.get(event.causation_id or "")
+            cause = self._causes.get(event.causation_id or "")
+            event = cause if cause is not None and cause.seq < event.seq else None
         return delivered.role if delivered is not None else "", handed_over
 
     def _deliver(self, event: Event) -> None:

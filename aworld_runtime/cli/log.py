@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from aworld_runtime.cli.screen import PIPE_WIDTH, PLAIN, Line, Look, Screen
 from aworld_runtime.cli.shared import (
     LAST,
     add_bus,
@@ -26,7 +27,6 @@ from aworld_runtime.names import episode_of_log
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from aworld_runtime.cli.screen import Line, Look
     from aworld_runtime.events import Event
     from aworld_runtime.store.base import Store
 
@@ -74,8 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _log(arguments: argparse.Namespace) -> None:
-    from aworld_runtime.cli.screen import Look
-
     by_event = arguments.events or arguments.all or arguments.where or arguments.json
     async with _events(arguments) as (name, events, last):
         growing = _until_its_end(events, last) if arguments.follow else events
@@ -105,7 +103,6 @@ async def _until_its_end(events: AsyncIterator[Event], last: int) -> AsyncGenera
 
 
 async def _list(arguments: argparse.Namespace, events: AsyncIterator[Event], look: Look) -> None:
-    from aworld_runtime.cli.screen import PIPE_WIDTH
     from aworld_runtime.predicate import Predicate
 
     where = Predicate.parse(arguments.where) if arguments.where else None
@@ -146,9 +143,8 @@ class Layout:
         began, now = self._began or event.time, self._now or event.time
         offset = (now - began).total_seconds()
         start = f"{event.seq:>5} {offset:>9.3f}  {event.role:<{ROLE}}  {event.type:<{TYPE}}  "
-        return self._look.safe(start) + self._look.fit(
-            gist(event), max(self._width - len(start), NARROWEST // 2)
-        )
+        room = max(self._width - len(start), NARROWEST // 2)
+        return self._look.safe(start) + self._look.fit(gist(event), room)
 
 
 # --- as a tree -----------------------------------------------------------------------------------------------------
@@ -156,7 +152,6 @@ class Layout:
 
 async def _show(events: AsyncIterator[Event], look: Look) -> None:
     """A log as it is now, each agent's turns together."""
-    from aworld_runtime.cli.screen import Screen
     from aworld_runtime.cli.tree import Tree
     from aworld_runtime.timeline import Timeline, by_work
 
@@ -167,7 +162,7 @@ async def _show(events: AsyncIterator[Event], look: Look) -> None:
     if timeline.finished is None and timeline.last is not None:
         lines += tree.going_on(timeline, timeline.last, width)
         news = f"This was {ago(timeline.last)}, and is the last that is known; --follow waits for more."
-        lines.append([(news, "")])
+        lines.append([(news, PLAIN)])
     screen.write(lines)
 
 
@@ -175,7 +170,6 @@ async def _follow(events: AsyncIterator[Event], look: Look) -> None:
     """A log as it grows: what is settled stays, what goes on is drawn again."""
     import anyio
 
-    from aworld_runtime.cli.screen import Screen
     from aworld_runtime.cli.tree import Tree
     from aworld_runtime.events import utc_now
     from aworld_runtime.timeline import Timeline

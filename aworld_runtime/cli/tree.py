@@ -86,7 +86,7 @@ class Tree:
                 return [self._beginning(entry)]
             case Turn():
                 lines = [*self._heading(entry.work), *self._turn(entry, width)]
-                self._work = entry.work
+                self._work = entry.work if entry.outcome is None else None
                 self._known.add(entry.work.number)
                 return lines
             case Moment():
@@ -149,7 +149,7 @@ class Tree:
 
     def _turn(self, turn: Turn, width: int, now: datetime | None = None) -> Iterator[Line]:
         """`now`: while it goes on."""
-        closed = turn.outcome is not None and not turn.said and turn.answer is not None
+        closed = not turn.said and _says_all(turn.answer, turn.outcome)
         if turn.asked is not None:
             yield self._completion(turn, turn.asked, width, now, closed=closed)
         stem = "│  " if turn.asked is not None else ""
@@ -283,6 +283,13 @@ def _content(delivered: Event) -> str:
     if isinstance(delivered.data, MessagePosted):
         return _short(delivered.data.content)
     return f"{delivered.type} {_short(gist(delivered))}"
+
+
+def _says_all(answer: Event | None, outcome: Event | None) -> bool:
+    """Whether a completion's line can say what came of it: the answer, or that the model failed."""
+    if answer is None or outcome is None:
+        return False
+    return isinstance(answer.data, ModelCompleted) == isinstance(outcome.data, AnswerProposed)
 
 
 def _outcome(event: Event) -> Piece:

@@ -162,6 +162,15 @@ def test_who_was_asked_by_whom_is_told_past_the_rules_of_the_swarm() -> None:
     ]
 
 
+def test_a_message_that_claims_to_be_its_own_cause_is_of_whoever_sent_it() -> None:
+    log = Story()
+    word = log.add("user", MessagePosted(content="Hurry."), None, to="solver")
+    log.events[-1] = word = word.model_copy(update={"causation_id": word.id}).at(word.seq)
+    log.answers("solver", word, "3")
+    (turn,) = turns(told(log.events)[1])
+    assert turn.work.origin == "user"
+
+
 def test_a_takeover_says_how_long_the_log_stood_still_and_what_is_asked_again() -> None:
     log, message, first, second = two_calls_at_once()  # the last at 9
     log.returned(second)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -13,6 +14,7 @@ from aworld_runtime.cli.screen import BOLD, CYAN, PLAIN, RED, Look, Screen, cell
 from aworld_runtime.cli.tree import Tree, seconds
 from aworld_runtime.events import (
     AnswerProposed,
+    DeliveryDeadLettered,
     DeliveryHandled,
     EpisodeAnswered,
     EpisodeClaimed,
@@ -26,6 +28,7 @@ from aworld_runtime.events import (
     HumanAnswered,
     HumanAsked,
     ModelCompleted,
+    ModelFailed,
     ModelRequested,
     RewardGiven,
     SubscriptionChanged,
@@ -166,6 +169,30 @@ def test_what_is_waited_for_is_shown_with_its_time_so_far() -> None:
     assert question.split() == ["│", "└─", "a", "person:", "'Sure?'", "1.6", "s", "waits", "…"]
     scoring = to_its_end()[:-2]
     assert last_lines(scoring, 145)[0] == "environment handles episode.answered, 3.0 s"
+
+
+def crashed(answer: ModelCompleted | ModelFailed, error: str) -> list[str]:
+    log = Log()
+    log.add("worker", EpisodeClaimed(worker="w1"), log.requested)
+    log.add("worker", SubscriptionChanged(subscriptions=ROLES), log.requested)
+    message = log.asked("solver", log.requested)
+    request = log.add("solver", TURN, message)
+    log.add("solver", answer, message, request)
+    dead = DeliveryDeadLettered(seq=message.seq, error=error, message="no", attempts=1)
+    log.add("solver", dead, message)
+    log.add("environment", RewardGiven(role="solver", reward=0), None)
+    log.finished("failed", f"solver: {error}: no")
+    return [line[16:] for line in shown(log.events).splitlines()[2:]]
+
+
+def test_a_failure_is_told_where_it_happened_and_at_the_end() -> None:
+    model, reward, end = crashed(ModelFailed(error="ModelError", message="no"), "ModelError")
+    assert re.fullmatch(r"└─ turn 1  gpt-4o +1.00 s  waited 1.00 s  ✗ ModelError: no", model)
+    assert reward == "reward.given by environment: 0"  # of no agent's lines any more
+    assert end.startswith("failed: solver: ModelError: no · 8.00 s · 1 agent")
+    said, own, *_ = crashed(ModelCompleted(text="3"), "ValueError")
+    assert re.fullmatch(r"├─ turn 1  gpt-4o +1.00 s  waited 1.00 s  '3'", said)
+    assert own == "└─ ✗ failed on seq 4: ValueError: no"
 
 
 @pytest.mark.parametrize("width", [30, 50, 80, 200])
