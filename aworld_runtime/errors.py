@@ -205,8 +205,18 @@ class ReplayError(AWorldError):
 class DivergenceError(ReplayError):
     """The code did something else than the record: carries both sides."""
 
-    def __init__(self, message: str, *, seq: int, recorded: str, replayed: str) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        seq: int,
+        recorded: str,
+        replayed: str,
+        events: tuple[object, object] | None = None,
+    ) -> None:
         super().__init__(message)
+        self.events = events
+        """Recorded and replayed, where it is one event instead of another."""
         self.seq = seq
         self.recorded = recorded
         self.replayed = replayed

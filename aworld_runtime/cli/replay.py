@@ -135,6 +135,7 @@ def _show(episode: str, outcome: ReplayReport | str) -> None:
         return
     divergence = outcome.divergence
     print(f"{episode}  DIFFERENT after {size}: {divergence.message}")
+    print(f"likely cause: {divergence.cause}: {divergence.advice}")
     columns = shutil.get_terminal_size((120, 24)).columns
     print(side_by_side(divergence.recorded, divergence.replayed, columns))
 

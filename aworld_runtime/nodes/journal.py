@@ -57,8 +57,6 @@ class Journal:
         self._waiting = 0
         self.divergence: DivergenceError | None = None
         """The first; kept, because a handler may swallow the exception."""
-        self.differing: tuple[Event, Event | None] | None = None
-        """What was recorded where it diverged, and what was done instead."""
 
     def match(self, event: Event) -> Event | None:
         """The recorded event that `event` repeats; None where the record has ended.
@@ -85,7 +83,6 @@ class Journal:
             raise self.divergence
 
     def differ(self, recorded: Event, replayed: Event | None) -> DivergenceError:
-        self.differing = self.differing or (recorded, replayed)
         return self.remember(divergence(recorded, replayed))
 
     def remember(self, error: DivergenceError) -> DivergenceError:
@@ -209,6 +206,7 @@ def divergence(recorded: Event, replayed: Event | None) -> DivergenceError:
         seq=recorded.seq,
         recorded=readable(recorded),
         replayed="(nothing)" if replayed is None else readable(replayed),
+        events=None if replayed is None else (recorded, replayed),
     )
 
 

@@ -10,7 +10,9 @@ Here too is `inspect`, which runs no user code at all.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import anyio
 
@@ -25,8 +27,16 @@ from aworld_runtime.messages import Data
 from aworld_runtime.nodes.context import Context
 from aworld_runtime.nodes.journal import PATIENCE_S, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
+from aworld_runtime.replay.cause import Cause, cause_of, place, suspects
 from aworld_runtime.trajectory import Episode, episode_of
+from aworld_runtime.version import code_version
 
+RERUNS = 8
+"""Of a handler that diverged, to see whether it always does that; what tosses a coin is caught in 255 of 256 cases."""
+RERUNS_S = 2.0
+"""After which no other begins."""
+SUSPECTS = 3
+"""Lines that are named."""
 LONGEST_S = 600.0
 """That a handler which does not end may take, however long it took live."""
 
@@ -36,7 +46,13 @@ class Divergence(Data):
 
     seq: int
     role: str
+    type: str
+    """Of the event at `seq`."""
     message: str
+    cause: Cause
+    """The likely one."""
+    advice: str
+    """What differs, and where to look."""
     recorded: str
     replayed: str
 
@@ -72,6 +88,7 @@ class Rerun:
             first = events[0].type if events else "nothing"
             raise ReplayError(f"the log begins with {first}; expected episode.requested")
         self._events = events
+        self._program = events[0].data.program
         self._nodes = program.by_role
         self._delivered = {event.seq: event for event in events}
         self._recorded = journals(events)
@@ -108,6 +125,62 @@ class Rerun:
         )
         await _repeat(self._node(outcome), ctx, outcome)
 
+    async def explain(self, outcome: Event, error: DivergenceError) -> Divergence:
+        """The likely cause of what `handler` raised. Runs the handler a few times more, to see whether it always does that."""
+        if outcome.role not in self._nodes:
+            cause, advice = "changed code", f"give the program that was recorded: {self._program}"
+        else:
+            cause, advice = await self._cause(outcome, error)
+        return Divergence(
+            seq=error.seq,
+            role=outcome.role,
+            type=self._delivered[error.seq].type,
+            message=str(error),
+            cause=cause,
+            advice=advice,
+            recorded=error.recorded,
+            replayed=error.replayed,
+        )
+
+    async def _cause(self, outcome: Event, error: DivergenceError) -> tuple[Cause, str]:
+        node = self._nodes[outcome.role]
+        lines = [str(found) for found in suspects(node, self._program)]
+        if await self._varies(outcome, error):
+            hint = "it may keep state of its own, where what it knows must come from ctx.history"
+            found = "; ".join(lines[:SUSPECTS]) or f"aworld lint finds nothing; {hint}"
+            return "non-determinism", f"it does something else each time: {found}"
+        cause, advice = "changed code", ""
+        if error.events is not None:
+            recorded, replayed = cast("tuple[Event, Event]", error.events)
+            cause, advice = cause_of(recorded, replayed)
+        said = [advice] if advice else []
+        if cause == "changed code":
+            said.append(self._versions(outcome))
+            said.append(f"the code is {place(type(node))}")
+        said += [f"this may be why: {found}" for found in lines[:1]]
+        return cause, "; ".join(said)
+
+    def _versions(self, outcome: Event) -> str:
+        then, now = self._request(outcome).code_version or "unknown", code_version()
+        if then == now:
+            return f"this is the version of aworld-rt that recorded it, {now}"
+        return f"aworld-rt {then} recorded it, this is {now}"
+
+    async def _varies(self, outcome: Event, first: DivergenceError) -> bool:
+        """Whether the handler does something else when it runs again over the same record."""
+        until = time.perf_counter() + RERUNS_S
+        for _ in range(RERUNS):
+            try:
+                await self.handler(outcome)
+            except DivergenceError as error:
+                if (error.seq, error.replayed) != (first.seq, first.replayed):
+                    return True
+            else:
+                return True
+            if time.perf_counter() > until:
+                break
+        return False
+
     def _request(self, outcome: Event) -> EpisodeRequested:
         """The one in force when the handler ended: a fork has its own, after its parent's."""
         return next(data for seq, data in reversed(self._requests) if seq < outcome.seq)
@@ -137,13 +210,7 @@ async def replay(events: Sequence[Event], program: Program) -> ReplayReport:
         try:
             await rerun.handler(outcome)
         except DivergenceError as error:
-            divergence = Divergence(
-                seq=error.seq,
-                role=outcome.role,
-                message=str(error),
-                recorded=error.recorded,
-                replayed=error.replayed,
-            )
+            divergence = await rerun.explain(outcome, error)
             break
         handlers += 1
     return ReplayReport(

@@ -440,13 +440,18 @@ def test_replay_shows_the_first_difference_and_exits_with_1(aworld: Aworld) -> N
         aworld("run", program, "Add it all")
     changed = aworld("replay", "--all", "--program", "mine:changed_swarm")
     assert changed.returncode == 1
+    assert 'word 1: "Check." is now "Verify."' in changed.stdout
     both = aworld("replay", "--all")
     assert both.returncode == 1
     assert "identical 1, different 1, unreadable 0, live_calls 0" in both.stdout
     assert "RECORDED" in both.stdout
+    assert "\nlikely cause: non-determinism: it does something else each time: " in both.stdout
+    assert "replayed.py:" in both.stdout
     report = json.loads(aworld("replay", "--run", "last", "--json").stdout)
     assert (report["identical"], report["different"], report["live_calls"]) == (0, 1, 0)
-    assert report["episodes"][0]["divergence"]["message"].endswith("differs in data.answer")
+    divergence = report["episodes"][0]["divergence"]
+    assert divergence["message"].endswith("differs in data.answer")
+    assert (divergence["cause"], divergence["type"]) == ("non-determinism", "episode.finished")
 
 
 def test_replay_of_an_object_needs_its_name(aworld: Aworld) -> None:

@@ -1,0 +1,143 @@
+"""Why code does something else than the record: read off the two events that differ, and off the source."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from inspect import getfile, getsourcelines
+from itertools import zip_longest
+from pathlib import Path
+from typing import Literal, cast
+
+from pydantic import JsonValue
+
+from aworld_runtime.events import Event, ModelRequested
+from aworld_runtime.messages import Message, ToolSpec
+from aworld_runtime.nodes.journal import comparable
+from aworld_runtime.nodes.node import Node
+from aworld_runtime.replay.lint import Finding, lint_file
+
+Cause = Literal[
+    "changed prompt",
+    "changed tools",
+    "reordered tools",
+    "changed model settings",
+    "non-determinism",
+    "changed code",
+]
+SETTINGS = ("model", "temperature", "max_tokens")
+SHOWN = 60
+"""Characters of a value that are shown."""
+SHOWN_PATHS = 3
+
+
+def cause_of(recorded: Event, replayed: Event) -> tuple[Cause, str]:
+    """The likely cause, by where two events differ, and what there was and is."""
+    one, two = recorded.data, replayed.data
+    if isinstance(one, ModelRequested) and isinstance(two, ModelRequested):
+        found = [*_of_prompt(one.preamble, two.preamble), *_of_tools(one.tools, two.tools)]
+        for name in SETTINGS:
+            was, now = getattr(one, name), getattr(two, name)
+            if was != now:
+                found.append(("changed model settings", _changed(name, was, now)))
+        if found:
+            return found[0][0], "; ".join(said for _, said in found)
+    if recorded.type != replayed.type:
+        return "changed code", f"{recorded.type} was recorded, {replayed.type} is emitted"
+    paths = list(differences(comparable(recorded), comparable(replayed)))
+    more = f"; … {len(paths) - SHOWN_PATHS} more" if len(paths) > SHOWN_PATHS else ""
+    return "changed code", "; ".join(paths[:SHOWN_PATHS]) + more
+
+
+def suspects(node: Node, program: str) -> list[Finding]:
+    """What the lint finds in a node's class, then where else that is written, then where the program is."""
+    found: list[Finding] = []
+    path, lines = _source(type(node))
+    for name in dict.fromkeys((type(node).__module__, program.partition(":")[0])):
+        file = getattr(sys.modules.get(name), "__file__", None) or ""
+        if file.endswith(".py") and name.partition(".")[0] != "aworld_runtime":
+            found += lint_file(Path(os.path.relpath(file)))
+    return sorted(found, key=lambda finding: finding.file != path or finding.line not in lines)
+
+
+def place(cls: type[object]) -> str:
+    """Where a class is written, as far as that is known."""
+    path, lines = _source(cls)
+    at = f" ({path}:{lines.start})" if path else ""
+    return f"{cls.__module__}.{cls.__qualname__}{at}"
+
+
+def _source(cls: type[object]) -> tuple[str, range]:
+    """The file and the lines of a class; none where it was made in a notebook, or by a function."""
+    try:
+        path, (lines, first) = getfile(cls), getsourcelines(cls)
+    except (OSError, TypeError):
+        return "", range(0)
+    return os.path.relpath(path), range(first, first + len(lines))
+
+
+def _of_prompt(one: Sequence[Message], two: Sequence[Message]) -> Iterator[tuple[Cause, str]]:
+    for number, (was, now) in enumerate(zip_longest(one, two), 1):
+        if was == now:
+            continue
+        if was is None or now is None:
+            there = cast("Message", was or now)
+            what = f"is {'new' if was is None else 'gone'}: {_shown(there.content)}"
+        elif (was.role, was.content) == (now.role, now.content):
+            sides = was.model_dump(mode="json"), now.model_dump(mode="json")
+            what = "; ".join(differences(*sides))
+        elif was.role != now.role:
+            what = f"is of the {now.role} now"
+        else:
+            what = _of_words(was.content, now.content)
+        role = cast("Message", was or now).role
+        yield "changed prompt", f"message {number} ({role}), {what}"
+        return  # what comes after it differs because of it
+
+
+def _of_words(was: str, now: str) -> str:
+    one, two = was.split(), now.split()
+    matcher = difflib.SequenceMatcher(None, one, two, autojunk=False)
+    for tag, a, b, c, d in matcher.get_opcodes():
+        old, new = _shown(" ".join(one[a:b])), _shown(" ".join(two[c:d]))
+        if tag != "equal":
+            what = {"replace": f"{old} is now {new}", "delete": f"{old} is gone"}
+            return f"word {a + 1}: {what.get(tag, f'{new} is new')}"
+    return "its white space"
+
+
+def _of_tools(one: Sequence[ToolSpec], two: Sequence[ToolSpec]) -> Iterator[tuple[Cause, str]]:
+    was, now = {tool.name: tool for tool in one}, {tool.name: tool for tool in two}
+    said = [f"tool {name} is gone" for name in was if name not in now]
+    said += [f"tool {name} is new" for name in now if name not in was]
+    for name in was.keys() & now.keys():
+        sides = was[name].model_dump(mode="json"), now[name].model_dump(mode="json")
+        said += [f"tool {name}, {path}" for path in differences(*sides)]
+    if said:
+        yield "changed tools", "; ".join(said)
+    elif list(was) != list(now):
+        yield "reordered tools", f"tools {', '.join(was)} come as {', '.join(now)}"
+
+
+def differences(was: JsonValue, now: JsonValue, path: str = "") -> Iterator[str]:
+    """Where two JSON values differ, with both."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for name in {**was, **now}:
+            yield from differences(was.get(name), now.get(name), f"{path}.{name}".lstrip("."))
+    elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        for number, (one, two) in enumerate(zip(was, now, strict=True)):
+            yield from differences(one, two, f"{path}[{number}]")
+    elif was != now:
+        yield _changed(path, was, now)
+
+
+def _changed(name: str, was: object, now: object) -> str:
+    return f"{name}: {_shown(was)} is now {_shown(now)}"
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
