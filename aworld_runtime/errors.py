@@ -9,7 +9,8 @@ prints them in one line and exits with code 2.
     │   ├── UnknownTaskError       no such task
     │   ├── UnknownProgramError    a `module:attribute` that names no agent or swarm
     │   ├── PredicateError         a breakpoint that can't be read
-    │   └── NotFoundError          no such run, episode or file
+    │   ├── NotFoundError          no such run, episode or file
+    │   └── DamagedFileError       an exported file that can't be imported
     ├── EventError
     │   ├── UnknownEventTypeError
     │   ├── MalformedEventError
@@ -81,6 +82,10 @@ class PredicateError(UsageError):
 
 class NotFoundError(UsageError):
     """No run, episode or file has this name."""
+
+
+class DamagedFileError(UsageError):
+    """An exported file is damaged, cut, of a newer format or none at all; names the member."""
 
 
 class EventError(AWorldError):

@@ -74,6 +74,8 @@ COMMANDS = {
     "debug": Command(
         "aworld_runtime.cli.debug:run", "stop anywhere in an episode, and look around"
     ),
+    "export": Command("aworld_runtime.cli.export:run", "write an episode or a run into one file"),
+    "import": Command("aworld_runtime.cli.import_file:run", "take an exported file into a store"),
     "cancel": Command("aworld_runtime.cli.control:cancel", "end episodes that run"),
     "pause": Command("aworld_runtime.cli.control:pause", "let episodes start nothing new"),
     "resume": Command("aworld_runtime.cli.control:resume", "let paused episodes go on"),

@@ -17,7 +17,7 @@ from aworld_runtime.cli.shared import (
     add_json,
     add_store,
     ago,
-    find_episode,
+    find_log,
     joined_bus,
     run_async,
     stored,
@@ -216,7 +216,7 @@ async def _events(
     async with stored(arguments.store) as store:
         bus_url = arguments.bus or Settings.from_env().bus
         if urlsplit(bus_url).scheme == "memory":
-            name = await _find(store, arguments.log)
+            name = await find_log(store, arguments.log)
             last = await store.last_seq(name)
             yield name, _from_store(store, name, follow=arguments.follow), last
             return
@@ -228,22 +228,13 @@ async def _events(
                 else [episode_log(arguments.log), run_log(arguments.log)]
             )
             there = [name for name in names if await logs.last_seq(name)]
-            name = there[0] if there else await _find(store, arguments.log)
+            name = there[0] if there else await find_log(store, arguments.log)
             last = await logs.last_seq(name)
             if not arguments.follow:
                 yield name, _each(await logs.read_all(name)), last
                 return
             async with logs.tail(name) as events:
                 yield name, events, last
-
-
-async def _find(store: Store, name: str) -> str:
-    """The log of the episode or the run called `name`."""
-    from aworld_runtime.names import episode_log, run_log
-
-    if name != LAST and await store.last_seq(run_log(name)):
-        return run_log(name)
-    return episode_log((await find_episode(store, name)).id)
 
 
 async def _from_store(store: Store, log: str, *, follow: bool) -> AsyncGenerator[Event]:

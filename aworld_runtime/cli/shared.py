@@ -177,6 +177,20 @@ async def find_episode(store: Store, name: str) -> EpisodeRecord:
     return found
 
 
+async def find_log(store: Store, name: str) -> str:
+    """The log of the run or the episode called `name`; `last` is the newest episode's.
+
+    Raises:
+        NotFoundError: no such run or episode.
+        UsageError: several begin with it.
+    """
+    from aworld_runtime.names import episode_log, run_log
+
+    if name != LAST and await store.last_seq(run_log(name)):
+        return run_log(name)
+    return episode_log((await find_episode(store, name)).id)
+
+
 async def _only_one(store: Store, prefix: str) -> EpisodeRecord | None:
     from aworld_runtime.names import episode_log, episode_of_log
 

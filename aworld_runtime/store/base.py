@@ -117,6 +117,10 @@ class Store(Protocol):
         """Newest first."""
         ...
 
+    def run_episodes(self, run_id: str) -> AsyncIterator[EpisodeRecord]:
+        """Oldest first. Streams; those of a run never have to fit in memory."""
+        ...
+
     async def unfinished(
         self, feed: str, *, after: str = "", limit: int = 100
     ) -> list[EpisodeRecord]:

@@ -66,6 +66,8 @@ BLOB_BYTES = 16 * 1024 * 1024 - 64 * 1024
 """A document holds 16 MiB, its other fields included."""
 ROWS_PER_PAGE = 64
 """Training rows held in memory while they stream."""
+RECORDS_PER_PAGE = 100
+"""The same for episodes."""
 DUPLICATE = 11000
 AUTHENTICATION_CODES = frozenset({13, 18, 8000})
 
@@ -212,6 +214,20 @@ class MongoStore:
         given = {field: value for field, value in wanted.items() if value is not None}
         found = await self._newest("episodes", given, limit)
         return [EpisodeRecord.model_validate_json(document["body"]) for document in found]
+
+    async def run_episodes(self, run_id: str) -> AsyncIterator[EpisodeRecord]:
+        order = [("started", ASCENDING), ("_id", ASCENDING)]
+        started, last = -1, ""
+
+        async def work() -> list[Document]:
+            later = [{"started": {"$gt": started}}, {"started": started, "_id": {"$gt": last}}]
+            found = self._in("episodes").find({"run_id": run_id, "$or": later})
+            return await found.sort(order).limit(RECORDS_PER_PAGE).to_list()
+
+        while page := await self._run(work):
+            for document in page:
+                yield EpisodeRecord.model_validate_json(document["body"])
+                started, last = document["started"], document["_id"]
 
     async def unfinished(
         self, feed: str, *, after: str = "", limit: int = 100

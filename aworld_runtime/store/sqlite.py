@@ -48,6 +48,8 @@ BUSY_S = 4.0
 JOBS_PER_COMMIT = 256
 ROWS_PER_PAGE = 64
 """Training rows held in memory while they stream."""
+RECORDS_PER_PAGE = 100
+"""The same for episodes."""
 APPLICATION_ID = 0x41574C44
 """Marks the file as ours ("AWLD"), so that we never write into another program's database."""
 SCHEMAS = (
@@ -179,6 +181,17 @@ class SQLiteStore:
         query = f"SELECT body FROM episodes WHERE {where} ORDER BY started DESC, id DESC LIMIT ?"  # noqa: S608 - our own names
         rows = await self._rows(query, *given.values(), limit)
         return [EpisodeRecord.model_validate_json(row[0]) for row in rows]
+
+    async def run_episodes(self, run_id: str) -> AsyncIterator[EpisodeRecord]:
+        query = """
+            SELECT started, id, body FROM episodes WHERE run_id = ? AND (started, id) > (?, ?)
+            ORDER BY started, id LIMIT ?
+        """
+        last = (-1, "")
+        while page := await self._rows(query, run_id, *last, RECORDS_PER_PAGE):
+            for started, episode_id, body in page:
+                yield EpisodeRecord.model_validate_json(body)
+                last = (started, episode_id)
 
     async def unfinished(
         self, feed: str, *, after: str = "", limit: int = 100

@@ -283,6 +283,15 @@ async def test_unfinished_episodes_of_a_feed_come_page_by_page(store: Store) -> 
     assert [e.id for e in await store.unfinished("f2")] == ["e0", "e6"]
 
 
+async def test_the_episodes_of_a_run_stream_oldest_first(store: Store) -> None:
+    names = [f"e{number:03}" for number in range(150)]
+    for number, name in enumerate(names):
+        await store.put_episode(record(name, number // 130, run_id="r1"))
+    await store.put_episode(record("other", 0, run_id="r2"))
+    assert [e.id async for e in store.run_episodes("r1")] == names
+    assert [e.id async for e in store.run_episodes("none")] == []
+
+
 async def test_episodes_come_newest_first(store: Store) -> None:
     await store.put_episode(record("a", 1, run_id="r1", group_id="g1"))
     await store.put_episode(record("b", 3, run_id="r1", group_id="g2"))
