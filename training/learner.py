@@ -18,7 +18,7 @@ import gc
 import json
 import math
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -50,7 +50,7 @@ from aworld_runtime.training.packing import Pack, cut, pack, partition, prefix_o
 from aworld_runtime.training.policy import PolicyModel, load_model
 from aworld_runtime.training.ranks import ALONE, Ranks
 from aworld_runtime.training.rows import TrainingRow, encode_rows
-from aworld_runtime.training.step_report import Gradient, StepReport
+from aworld_runtime.training.step_report import Gradient, StepReport, TokenTerms
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -59,6 +59,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 class _Microbatch:
     """One forward pass; [N] tensors hold one entry per trained token."""
 
+    rows: Sequence[TrainingRow]
     pack: Pack
     advantages: Tensor
     coefficients: Tensor
@@ -122,6 +123,8 @@ class Learner:
         self.ranks = ranks
         self.steps = 0
         """Optimizer steps taken."""
+        self.watch: Callable[[TrainingRow, TokenTerms], None] | None = None
+        """Is told of each row that this rank trains on, as it does."""
         self._source = model_path
         self._failures = failures
         self._policy = self._load_policy()
@@ -299,6 +302,7 @@ class Learner:
         behavior = [row.behavior_logprobs[i] for row in rows for i in row.trained_positions]
         equal = torch.tensor([row.policy_version == policy_version for row in rows], device=device)
         return _Microbatch(
+            rows=rows,
             pack=packed,
             advantages=torch.tensor(advantages, device=device)[packed.sequence],
             coefficients=torch.tensor(coefficients, device=device)[packed.sequence],
@@ -374,6 +378,10 @@ class Learner:
         if config.entropy_coef:
             losses = losses - config.entropy_coef * entropies
         loss = (losses * microbatch.coefficients).sum()
+        if self.watch is not None:
+            terms_of_token = (logprobs, terms.ratio, correction, entropies, losses)
+            for row, own in _by_row(microbatch, terms_of_token):
+                self.watch(row, own)
         gap = (old - behavior).abs()[microbatch.equal_weights]
         return loss, _Sums(
             loss=loss.item(),
@@ -431,6 +439,17 @@ class Learner:
                 (path / "reason.json").write_text(json.dumps(reason, indent=2))
             message += f"; the batch is in {path}"
         return NonFiniteLossError(message)
+
+
+def _by_row(
+    microbatch: _Microbatch, terms: Sequence[Tensor]
+) -> Iterator[tuple[TrainingRow, TokenTerms]]:
+    """[N] terms, in the order of `TokenTerms`, cut at the rows."""
+    columns = [*terms, microbatch.coefficients]
+    values = torch.stack([column.detach().double() for column in columns]).cpu()
+    for number, row in enumerate(microbatch.rows):
+        *own, coefficients = values[:, microbatch.pack.sequence.cpu() == number].tolist()
+        yield row, TokenTerms(*(tuple(term) for term in own), coefficient=coefficients[0])
 
 
 def _minibatches(kept: Sequence[int], size: int | None) -> list[Sequence[int]]:

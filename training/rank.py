@@ -59,11 +59,6 @@ class AllRanks:
         self._learner = learner
         self._folder = folder
 
-    @property
-    def parameters(self) -> list[str]:
-        """Names, in the model's order."""
-        return [name for name, _ in self._learner.named_weights()]
-
     def step(self, rows: Sequence[TrainingRow], *, policy_version: int) -> StepReport:
         self._tell(Order.STEP, policy_version, encode_rows(rows))
         return self._learner.step(rows, policy_version=policy_version)

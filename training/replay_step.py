@@ -23,6 +23,7 @@ from anyio.to_thread import run_sync
 
 from aworld_runtime.errors import ConfigError, NotFoundError
 from aworld_runtime.store.base import Store
+from aworld_runtime.training.learner import Learner
 from aworld_runtime.training.other_ranks import learner_of
 from aworld_runtime.training.rank import AllRanks
 from aworld_runtime.training.recorded_run import RecordedRun, RecordedStep
@@ -31,7 +32,7 @@ from aworld_runtime.training.run_folder import RunFolder
 from aworld_runtime.training.smollm2 import NAME, resolve_model
 from aworld_runtime.training.step_comparison import StepComparison, compare
 from aworld_runtime.training.step_record import record_of
-from aworld_runtime.training.step_report import StepReport
+from aworld_runtime.training.step_report import StepReport, TokenTerms
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class RebuiltStep:
     rows: tuple[TrainingRow, ...]
     advantages: tuple[float, ...]
     """[R] of each row."""
+    tokens: tuple[TokenTerms | None, ...]
+    """[R] None for a row that was not trained on, as its group had nothing to learn from, or by another rank."""
     report: StepReport
     comparison: StepComparison
 
@@ -109,7 +112,8 @@ def replaying(
             checkpoint = run.checkpoint_before(first, folder)
             if checkpoint is not None:
                 every_rank.load(checkpoint[1])
-            yield StepReplay(run, every_rank, *(checkpoint or (0, source)))
+            step, weights = checkpoint or (0, source)
+            yield StepReplay(run, learner, every_rank, step=step, weights=weights)
     finally:
         torch.set_num_threads(threads)
 
@@ -117,10 +121,16 @@ def replaying(
 class StepReplay:
     """Takes the steps of a run again, in their order; each blocks."""
 
-    def __init__(self, run: RecordedRun, learner: AllRanks, step: int, weights: Path) -> None:
-        """`learner` has the weights after step `step`, which are from `weights`."""
+    def __init__(
+        self, run: RecordedRun, learner: Learner, every_rank: AllRanks, *, step: int, weights: Path
+    ) -> None:
+        """The learner has the weights after step `step`, which are from `weights`; `every_rank` asks all of its ranks."""
         self._run = run
-        self._learner = learner
+        self._parameters = [name for name, _ in learner.named_weights()]
+        self._every_rank = every_rank
+        self._tokens: dict[int, TokenTerms] = {}
+        """By the row's identity: rows may be equal."""
+        learner.watch = lambda row, terms: self._tokens.update({id(row): terms})
         self._begin = step + 1
         self._weights = weights
         self.next = self._begin
@@ -129,7 +139,8 @@ class StepReplay:
     def take(self, recorded: RecordedStep) -> RebuiltStep:
         """Step `next`."""
         step = self.next
-        report = self._learner.step(recorded.rows, policy_version=step - 1)
+        self._tokens.clear()
+        report = self._every_rank.step(recorded.rows, policy_version=step - 1)
         self.next += 1
         repeated = step - self._begin
         more = f", and {repeated} more step{'s' * (repeated != 1)}" if repeated else ""
@@ -138,10 +149,16 @@ class StepReplay:
             recorded,
             record_of(step, report, recorded.episodes, recorded.rows),
             config=self._run.config,
-            parameters=self._learner.parameters,
+            parameters=self._parameters,
             weights=f"{self._weights}{more}",
         )
-        return RebuiltStep(recorded.rows, report.advantages, report, comparison)
+        return RebuiltStep(
+            rows=recorded.rows,
+            advantages=report.advantages,
+            tokens=tuple(self._tokens.get(id(row)) for row in recorded.rows),
+            report=report,
+            comparison=comparison,
+        )
 
 
 def _model(run: RecordedRun, folder: Path | None, given: Path | None) -> Path:

@@ -18,6 +18,23 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenTerms:
+    """What a row's trained tokens added to the loss; [N] in the order of their positions."""
+
+    logprobs: tuple[float, ...]
+    """Of the learner, before the optimizer step that the row is part of."""
+    ratios: tuple[float, ...]
+    """exp(logprobs - old_logprobs)."""
+    corrections: tuple[float, ...]
+    """min(exp(old_logprobs - behavior_logprobs), cap)."""
+    entropies: tuple[float, ...]
+    losses: tuple[float, ...]
+    """Corrected, with the terms for KL and entropy."""
+    coefficient: float
+    """What each of them counts in the batch's loss."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """Means are over trained tokens of all ranks; None where there was nothing to take a mean of."""
 

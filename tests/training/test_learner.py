@@ -28,6 +28,7 @@ from aworld_runtime.training.packing import cut, pack, partition, prefix_order
 from aworld_runtime.training.policy import PolicyModel, load_model
 from aworld_runtime.training.ranks import join_ranks
 from aworld_runtime.training.rows import TrainingRow, decode_rows, encode_rows
+from aworld_runtime.training.step_report import TokenTerms
 from tests.training.learner_rank import two_steps
 from tests.training.tiny import make_rows, save_tiny_model
 
@@ -190,6 +191,34 @@ def test_on_policy_the_step_is_reinforce_by_hand(model_path: Path) -> None:
         sum(p.grad.square().sum().item() for p in model.parameters() if p.grad is not None)
     )
     assert report.grad_norm == pytest.approx(norm, rel=1e-4)
+
+
+def test_who_watches_is_told_each_token_of_each_row_whatever_the_microbatches(
+    model_path: Path,
+) -> None:
+    rows = make_rows()
+    watched: dict[str, TokenTerms] = {}
+    learner = Learner(model_path, FLOAT32)
+    learner.watch = lambda row, terms: watched.update({row.rollout_id: terms})
+    report = learner.step(rows, policy_version=0)
+    plain = AutoModelForCausalLM.from_pretrained(model_path)
+    for row in rows:
+        wanted = full_logprobs(plain, row)[list(row.trained_positions)].tolist()
+        assert watched[row.rollout_id].logprobs == pytest.approx(wanted, abs=1e-5)
+    losses = [loss * own.coefficient for own in watched.values() for loss in own.losses]
+    assert sum(losses) == pytest.approx(report.loss, abs=1e-6)
+
+
+def test_a_report_has_the_norm_of_each_parameters_gradient(model_path: Path) -> None:
+    learner = Learner(model_path, FLOAT32.model_copy(update={"minibatch_rows": 6}))
+    report = learner.step(make_rows(), policy_version=0)
+    parameters = len(weights(learner))
+    assert report.optimizer_steps == 2
+    assert len(report.gradient_norms) == 2 * parameters
+    norms = [
+        math.hypot(*report.gradient_norms[start : start + parameters]) for start in (0, parameters)
+    ]
+    assert report.grad_norm == pytest.approx(sum(norms) / 2, rel=1e-5)
 
 
 def test_repeated_steps_raise_what_was_rewarded(model_path: Path) -> None:

@@ -214,6 +214,11 @@ def test_a_step_comes_with_its_rows_advantages_and_report(whole: Run) -> None:
     assert [row.reward for row in rebuilt.rows] == [1, 0, 0, 0, 0, 1, 0, 0]
     assert sum(rebuilt.advantages[:4]) == pytest.approx(0)
     assert rebuilt.report.policy_version == 1
+    trained = [terms for terms in rebuilt.tokens if terms is not None]
+    assert len(trained) == rebuilt.report.rows - rebuilt.report.rows_dropped > 0
+    losses = [loss * terms.coefficient for terms in trained for loss in terms.losses]
+    assert sum(losses) == pytest.approx(rebuilt.report.loss, rel=1e-5)
+    assert [terms.ratios for terms in trained] == [(1.0,)] * len(trained)
     assert rebuilt.comparison.weights == f"{whole.model}, and 1 more step"
 
 
