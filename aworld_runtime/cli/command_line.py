@@ -111,12 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except KeyboardInterrupt:
-        return 130
-    except (AWorldError, BaseExceptionGroup) as error:
+    except (AWorldError, BrokenPipeError, KeyboardInterrupt, BaseExceptionGroup) as error:
         return explain(error)
     return code
 
@@ -207,6 +202,11 @@ def explain(error: BaseException) -> int:
     found = list(leaves(error))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in found):
         return 130
+    if any(
+        isinstance(leaf, BrokenPipeError) for leaf in found
+    ):  # the reader left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     for kind, code in ((MENDABLE, 2), (AWorldError, 1)):
         for leaf in found:
             if isinstance(leaf, kind):

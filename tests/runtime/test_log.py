@@ -88,10 +88,11 @@ def at_terminal(*arguments: str, **environment: str) -> Generator[AtTerminal]:
 
 
 @asynccontextmanager
-async def knocking(store: str) -> AsyncGenerator[tuple[str, Gate, Runtime]]:
+async def knocking(store: str, *, model_s: float = 0) -> AsyncGenerator[tuple[str, Gate, Runtime]]:
     """An episode that stands before a gate."""
     gate = Gate()
-    agent = Agent("porter", llm=ScriptedModel(through_the_gate), tools=[Adder(), gate])
+    model = ScriptedModel(through_the_gate, delay_s=model_s)
+    agent = Agent("porter", llm=model, tools=[Adder(), gate])
     async with Runtime(store=store) as runtime, anyio.create_task_group() as tasks:
         episode = await runtime.submit(agent, "Let me in.")
         tasks.start_soon(runtime.result, episode)
@@ -164,6 +165,20 @@ async def test_a_pipe_gets_what_is_settled_once_it_is(tmp_path: Path) -> None:
     afterwards = await anyio.run_process(command)
     assert first + rest == afterwards.stdout.decode()
     assert "\x1b" not in first + rest
+
+
+async def test_a_reader_that_leaves_while_a_run_is_followed_is_no_error(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/aworld.db"
+    async with knocking(store, model_s=0.5) as (episode, gate, _):
+        log = f"{sys.executable} -m aworld_runtime.cli log {episode} --store {store} --follow"
+        script = f"{log} | head -n 1; echo ${{PIPESTATUS[0]}}"
+        process = await anyio.open_process(["bash", "-c", script])
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert episode.encode() in await process.stdout.receive()
+        gate.open.set()
+        assert [part async for part in process.stdout] == [b"141\n"]
+        assert [part async for part in process.stderr] == []
 
 
 async def test_a_log_on_a_bus_is_followed_there(tmp_path: Path) -> None:

@@ -171,6 +171,36 @@ def test_what_is_waited_for_is_shown_with_its_time_so_far() -> None:
     assert last_lines(scoring, 145)[0] == "environment handles episode.answered, 3.0 s"
 
 
+def test_agents_that_work_at_the_same_time_are_told_apart_as_their_turns_end() -> None:
+    log = Log()
+    log.add("worker", EpisodeClaimed(worker="w1"), log.requested)
+    log.add("worker", SubscriptionChanged(subscriptions=ROLES), log.requested)
+    told = {role: log.asked(role, log.requested) for role in ("solver", "verifier")}
+    for role in ("solver", "verifier", "solver", "verifier"):
+        request = log.add(role, TURN, told[role])
+        log.add(role, ModelCompleted(text=role), told[role], request)
+        called = log.add(role, ToolCalled(call=ToolCall(id="1", name="t")), told[role])
+        log.handled(role, told[role])
+        data = ToolReturned(name="t", content="")
+        told[role] = log.add("t", data, called, called, to=role)
+    tree, timeline = Tree(PLAINLY), Timeline()
+    lines = [
+        PLAINLY.paint(line, 120)[16:]
+        for event in log.events
+        for entry in timeline.add(event)
+        for line in tree.settled(entry, timeline.totals, 120)
+    ]
+    headings = [line for line in lines[1:] if line[0] not in "├│"]
+    assert headings == [
+        "solver ← task: Add.",
+        "verifier ← task: Add.",
+        "solver goes on",
+        "verifier goes on",
+    ]
+    whole = [line[16:] for line in shown(log.events).splitlines()[1:]]
+    assert [line for line in whole if line[0] not in "├│"] == headings[:2]
+
+
 def crashed(answer: ModelCompleted | ModelFailed, error: str) -> list[str]:
     log = Log()
     log.add("worker", EpisodeClaimed(worker="w1"), log.requested)
