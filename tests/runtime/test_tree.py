@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import re
 from collections.abc import Sequence
 
@@ -141,6 +142,16 @@ def test_a_run_with_everything_as_it_looks_afterwards() -> None:
    32   143.00  answered '391' · 2:23 min · reward 1 · 2 agents · 4 turns · 2 tool calls (1 failed) · 1,228 tokens
 """
     )
+
+
+def test_a_log_in_any_order_and_with_any_part_missing_is_shown() -> None:
+    whole = to_its_end()
+    for seed in range(50):
+        draw = random.Random(seed)
+        events = [event for event in whole if draw.random() < 0.8]
+        if seed % 2:
+            draw.shuffle(events)
+        assert shown([event.at(seq) for seq, event in enumerate(events, 1)], now=200)
 
 
 def test_what_runs_is_shown_with_its_time_so_far() -> None:
