@@ -16,6 +16,7 @@ prints them in one line and exits with code 2.
     │   ├── MalformedEventError
     │   │   └── ForgedEventError   not signed, or not by who it says
     │   ├── MissingBlobError       the content that a large event refers to
+    │   ├── MissingParentError     what a fork shares with the log it was forked from
     │   └── PayloadTooLargeError
     ├── BusError
     │   ├── BusUnavailableError    the server went away, and stayed away
@@ -106,6 +107,10 @@ class ForgedEventError(MalformedEventError):
 
 class MissingBlobError(EventError):
     """A large event's content isn't where the event says, or is damaged; names it."""
+
+
+class MissingParentError(EventError):
+    """A fork can't be read or run: its parent's events aren't where it is read from; names them."""
 
 
 class PayloadTooLargeError(EventError):

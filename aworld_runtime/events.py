@@ -144,7 +144,12 @@ class EpisodeForked(EventData):
 
     type = "episode.forked"
     parent: str
+    """Its log."""
     at: int
+    edited: tuple[str, ...] = ()
+    """What a person has changed of the parent's next event, which then follows the request here: paths such as
+    `data.content`.
+    """
 
 
 class EpisodeAnswered(EventData):
@@ -409,6 +414,13 @@ class DeliveryDeadLettered(EventData):
     error: str
     message: str
     attempts: int
+
+
+class RecordDropped(EventData):
+    """In a fork, a handler that had not ended went another way than its record: these events of it count no more."""
+
+    type = "record.dropped"
+    seqs: tuple[int, ...]
 
 
 # --- a run's log ---------------------------------------------------------------------------------------------------

@@ -30,8 +30,13 @@ from typing import Literal, Protocol, Self, TypeAlias
 import anyio
 from pydantic import JsonValue
 
+<<<<<<< HEAD
 from aworld_runtime.errors import AccessDeniedError, BusError, BusFullError, EventsMissedError
 from aworld_runtime.events import Event
+=======
+from aworld_runtime.errors import MissingParentError
+from aworld_runtime.events import EpisodeForked, Event
+>>>>>>> 07c573f (The history of a fork's log begins with its parent's events)
 from aworld_runtime.messages import Data
 
 LEASE_S = 2.0
@@ -42,6 +47,8 @@ DEAD_MAIL = "mail"
 """The queue whose dead letters are mail that could not be read, or that its owner refused."""
 Lane: TypeAlias = Literal["control", "data"]
 """One of the two streams of a log's mail."""
+PAGE = 10_000
+"""Events of a log that are read at once."""
 RETIRED_S = 24 * 3600.0
 """Life of the last event of a log that was unlinked."""
 SAY_EVERY_S = 1.0
@@ -534,10 +541,53 @@ class Readable(Protocol):
     async def read(self, log: str, start: int = 1, *, limit: int = 10_000) -> list[Event]: ...
 
 
-async def read_all(where: Readable, log: str, start: int = 1) -> list[Event]:
-    """The whole log from `start`, however long, in pages."""
+async def read_own(where: Readable, log: str, start: int = 1) -> list[Event]:
+    """What the log itself holds from `start` on, however long, in pages."""
     events: list[Event] = []
     while page := await where.read(log, start):
         events += page
         start = page[-1].seq + 1  # not a count: a fork's log begins in the middle
     return events
+
+
+async def read_all(
+    where: Readable, log: str, start: int = 1, *, last: int | None = None
+) -> list[Event]:
+    """Events `start` … `last` of the log's history: before what a fork's log holds come its parent's events.
+
+    Raises:
+        MissingParentError: these are not all there.
+    """
+    events: list[Event] = []
+    while last is None or start <= last:
+        limit = PAGE if last is None else min(PAGE, last - start + 1)
+        page = await where.read(log, start, limit=limit)
+        if not page:
+            break
+        if not events:
+            events = await read_shared(where, page[0], start, last=last)
+        events += page if last is None else (event for event in page if event.seq <= last)
+        start = page[-1].seq + 1
+    return events
+
+
+async def read_shared(
+    where: Readable, first: Event, start: int = 1, *, last: int | None = None
+) -> list[Event]:
+    """Events `start` … `last` of a log's history that are not in the log itself, which begins with `first`: those that a fork
+    shares with its parent. None where it is no fork, or holds copies of them.
+
+    Raises:
+        MissingParentError: these are not all there.
+    """
+    if not isinstance(first.data, EpisodeForked) or first.seq <= start:
+        return []
+    parent, at = first.data.parent, first.data.at
+    last = at if last is None else min(last, at)
+    shared = await read_all(where, parent, start, last=last)
+    if len(shared) != last - start + 1:
+        raise MissingParentError(
+            f"episode {first.episode_id} was forked from log {parent} after event {at}, and of its events {start} to"
+            f" {last} only {len(shared)} are there: name the bus or the store that holds the log it was forked from"
+        )
+    return shared

@@ -29,6 +29,7 @@ from aworld_runtime.events import (
     ModelCompleted,
     ModelFailed,
     ModelRequested,
+    RecordDropped,
     RewardGiven,
     ToolCalled,
     ToolFailed,
@@ -60,6 +61,11 @@ def _said(data: EventData) -> str:  # noqa: C901, PLR0911, PLR0912 - one line pe
             return f"{parent} after its event {at}"
         case EpisodeClaimed(worker=worker) | EpisodeTakenOver(worker=worker):
             return f"by worker {worker}"
+        case EpisodeForked(parent=parent, at=at, edited=edited):
+            then = f", with another {', '.join(edited)} in the next" if edited else ""
+            return f"from {parent} after event {at}{then}"
+        case RecordDropped(seqs=seqs):
+            return f"{', '.join(map(str, seqs))}: its handler went another way"
         case LogRestored(at=at):
             return f"from the store, up to event {at}: what came after it may be lost"
         case MessagePosted(content=content):

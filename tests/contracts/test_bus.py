@@ -18,9 +18,11 @@ from anyio.lowlevel import checkpoint
 from pydantic import JsonValue
 
 from aworld_runtime.bus import Bus, Delivery, FeedEntry, Mail, NodeInfo
+from aworld_runtime.bus.base import read_all, read_own
 from aworld_runtime.errors import (
     Fenced,
     MalformedEventError,
+    MissingParentError,
     NotFoundError,
     PayloadTooLargeError,
     QueueFullError,
@@ -412,6 +414,33 @@ async def test_nothing_but_a_fork_begins_in_the_middle(bus: Bus) -> None:
         with pytest.raises(Fenced):
             await bus.append("log", 7, batch)
     assert await bus.last_seq("log") == 0
+
+
+async def test_the_history_of_a_fork_begins_with_its_parents(bus: Bus) -> None:
+    """Also where the parent is a fork, and the fork begins before that one's own events do."""
+    await bus.append("root", 0, notes("a", "b", "c", "d"))
+    first = Event.of(EpisodeForked(parent="root", at=3), source="fork/1")
+    await bus.append("child", 3, [first, note("e")])
+    for parent, at in (("child", 4), ("child", 2), ("root", 4)):
+        forked = Event.of(EpisodeForked(parent=parent, at=at), source="fork/1")
+        log = f"{parent} at {at}"
+        await bus.append(log, at, [forked, note("f")])
+        whole = [*(await read_all(bus, parent))[:at], *await bus.read(log)]
+        assert [event.seq for event in whole] == list(range(1, at + 3))
+        assert await read_all(bus, log) == whole
+        assert await read_all(bus, log, 2, last=at) == whole[1:at]
+        assert await read_all(bus, log, at + 1) == whole[at:]
+        assert await read_own(bus, log) == whole[at:]
+
+
+async def test_a_fork_whose_parent_is_not_there_says_what_is_missing(bus: Bus) -> None:
+    await bus.append("root", 0, notes("a", "b"))
+    forked = Event.of(EpisodeForked(parent="root", at=3), source="fork/1", episode_id="f")
+    await bus.append("log", 3, [forked])
+    expected = "episode f was forked from log root after event 3, and of its events 1 to 3 only 2"
+    with pytest.raises(MissingParentError, match=expected):
+        await read_all(bus, "log")
+    assert await read_all(bus, "log", 4) == [forked.at(4)]
 
 
 async def test_a_lost_log_is_restored_and_goes_on(bus: Bus) -> None:
