@@ -41,6 +41,7 @@ from aworld_runtime.errors import (
     StoreUnavailableError,
 )
 from aworld_runtime.events import Event, StepFinished, utc_now
+from aworld_runtime.forks import OwnEvents
 from aworld_runtime.names import episode_of_log, run_of_log
 from aworld_runtime.store.base import EpisodeRecord, RunRecord, Store
 
@@ -233,7 +234,7 @@ class Archiver:
             logger.error("log %s is not archived from event %d on: %s", log, first, error)
 
     async def _copy(self, log: str, first: int, last: int) -> None:
-        announced = first
+        announced, own = first, OwnEvents(log)
         if log not in self._known and first > 1:
             # A log rewound before this archiver came shows at the event before. And a store that came late has not got
             # what the feed told of it: that is trimmed behind other archivers.
@@ -248,15 +249,19 @@ class Archiver:
                 await self._expect_archived(log, max(first, announced), gap)
             if gap == last:
                 return
-            self._oldest = min(self._oldest, events[0].time.timestamp())
-            if log not in self._known:
-                await self._expect_record(log, events[0])
-            await self._persist(lambda events=events: self._store.put_events(log, events))
-            self.archived += len(events)
-            telemetry.ARCHIVED.add(len(events))
-            await self._project(log, events)
             first = events[-1].seq + 1
+            if events := own.among(events):
+                await self._keep(log, events)
         self._know(log)
+
+    async def _keep(self, log: str, events: Sequence[Event]) -> None:
+        self._oldest = min(self._oldest, events[0].time.timestamp())
+        if log not in self._known:
+            await self._expect_record(log, events[0])
+        await self._persist(lambda: self._store.put_events(log, events))
+        self.archived += len(events)
+        telemetry.ARCHIVED.add(len(events))
+        await self._project(log, events)
 
     def _know(self, log: str) -> None:
         if len(self._known) >= LOGS_KNOWN:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -23,7 +24,7 @@ import anyio
 from aworld_runtime import telemetry
 from aworld_runtime.archive.archiver import Archiver
 from aworld_runtime.archive.lost import after_loss, begins, put_back, say_restored
-from aworld_runtime.bus.base import Bus, read_all
+from aworld_runtime.bus.base import Bus, read_own, read_shared
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import (
     AWorldError,
@@ -31,15 +32,16 @@ from aworld_runtime.errors import (
     BusFullError,
     EventError,
     Fenced,
+    MissingParentError,
     StoreError,
     first_error,
 )
 from aworld_runtime.events import (
     EpisodeFinished,
-    EpisodeRequested,
     Event,
     RunFinished,
 )
+from aworld_runtime.forks import Origin
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
 from aworld_runtime.store.base import BusRecord, Store
 
@@ -320,15 +322,17 @@ class Janitor:
         # Where only its record in the store was behind, nothing follows an end.
         if not restored or isinstance(events[-1].data, EpisodeFinished):
             return
-        if await say_restored(self._bus, log, kept, events[0], source=self._source):
+        requested = Origin.of(events).requested or events[0]
+        if await say_restored(self._bus, log, kept, requested, source=self._source):
             telemetry.RESTORED.add()
             logger.warning("%s: restored from the store up to event %d", log, kept)
-            await self._queue(log, events[0])
+            await self._queue(log, events)
 
-    async def _queue(self, log: str, first: Event) -> None:
+    async def _queue(self, log: str, events: Sequence[Event]) -> None:
         """Have somebody claim the episode. One that can't be run from its log ends here."""
-        if isinstance(first.data, EpisodeRequested):
-            await self._send(partial(self._bus.put, EPISODES_QUEUE, first), log)
+        first, requested = events[0], Origin.of(events).requested
+        if requested is not None and first.seq == 1:
+            await self._send(partial(self._bus.put, EPISODES_QUEUE, requested), log)
             return
         lost = f"the bus lost this episode, and its log begins with {first.type}: nobody can run it"
         failed = first.caused(EpisodeFinished(reason="failed", error=lost), source=self._source)
@@ -337,9 +341,12 @@ class Janitor:
         )
 
     async def _stored(self, log: str) -> list[Event]:
-        events = await read_all(self._store, log)
+        """The log; after what it shares with the one that it was forked from, if that is there."""
+        events = await read_own(self._store, log)
         if events[-1].seq - events[0].seq != len(events) - 1:
             raise LostLogError(f"{self._store.url} lacks events between its first and its last one")
+        with suppress(MissingParentError):
+            events = [*await read_shared(self._store, events[0]), *events]
         return events
 
     async def _queue_if_abandoned(self, log: str, last: int) -> None:
@@ -349,8 +356,8 @@ class Janitor:
             return
         if newest[0].time < self._noticed:
             logger.warning("%s: nobody has claimed it since the server lost it; queued again", log)
-            for first in await self._bus.read(log, limit=1):
-                await self._queue(log, after_loss(first))
+            if events := await read_own(self._bus, log):
+                await self._queue(log, [after_loss(event) for event in events])
 
     async def _send(self, send: Callable[[], Awaitable[object]], log: str) -> None:
         await when_there_is_room(send, who=f"{self.name}: {log}")

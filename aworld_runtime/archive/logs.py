@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import anyio
 
-from aworld_runtime.bus.base import Bus, Readable, read_all
+from aworld_runtime.bus.base import Bus, Readable, read_all, read_shared
 from aworld_runtime.errors import StoreUnavailableError
 from aworld_runtime.events import Event
 from aworld_runtime.store.base import Store
@@ -97,23 +97,30 @@ class Logs:
 
     @asynccontextmanager
     async def tail(self, log: str, start: int = 1) -> AsyncGenerator[AsyncIterator[Event]]:
-        """The log's events from `start`, then each new one as it is appended. Never ends by itself."""
+        """The events of the log's history from `start`, then each new one as it is appended. Never ends by itself."""
+        start = max(start, 1)
         there = await self._bus.read(log, start, limit=1)
-        on_bus = there[0].seq <= max(start, 1) if there else await self._bus.last_seq(log)
+        shared = await read_shared(self, there[0], start) if there else []
+        start += len(shared)
+        on_bus = there[0].seq <= start if there else await self._bus.last_seq(log)
         kept = 0 if on_bus else await self._store.last_seq(log)
         async with (
             self._bus.tail(log, max(start, kept + 1)) as live,
-            aclosing(self._follow(log, start, kept, live)) as events,
+            aclosing(self._follow(shared, log, start, kept, live)) as events,
         ):
             yield events
 
     async def _follow(
-        self, log: str, start: int, kept: int, live: AsyncIterator[Event]
+        self, shared: list[Event], log: str, start: int, kept: int, live: AsyncIterator[Event]
     ) -> AsyncGenerator[Event]:
+        for event in shared:
+            yield event
         while start <= kept:
             page = await self._store.read(log, start, limit=min(PAGE, kept - start + 1))
             if not page:
                 break
+            for event in await read_shared(self, page[0], start):
+                yield event
             for event in page:
                 yield event
             start = page[-1].seq + 1

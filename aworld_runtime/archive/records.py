@@ -5,6 +5,7 @@ from __future__ import annotations
 from aworld_runtime.events import (
     EpisodeAnswered,
     EpisodeFinished,
+    EpisodeForked,
     EpisodeRequested,
     EpisodeTakenOver,
     Event,
@@ -14,6 +15,7 @@ from aworld_runtime.events import (
     RunStarted,
     RunTakenOver,
 )
+from aworld_runtime.names import episode_of_log
 from aworld_runtime.store.base import EpisodeRecord, RunRecord
 
 
@@ -31,6 +33,8 @@ def advance(record: EpisodeRecord, event: Event) -> EpisodeRecord:
             "attempt": event.attempt,
         }
     match event.data:
+        case EpisodeForked(parent=parent):
+            changes["parent"] = episode_of_log(parent)
         case EpisodeRequested() as data:
             changes |= {"task_id": data.task.id, "program": data.program, "index": data.index}
         case EpisodeTakenOver():

@@ -10,14 +10,14 @@ What has begun is its owner's business, then the janitor's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import anyio
 
 from aworld_runtime.archive.logs import Logs, Patient
-from aworld_runtime.archive.lost import say_ended, say_lost
+from aworld_runtime.archive.lost import after_loss, say_ended, say_lost
 from aworld_runtime.archive.run_log import RunLog
 from aworld_runtime.bus.base import LEASE_S, Bus, Mail
 from aworld_runtime.bus.room import when_there_is_room
@@ -34,6 +34,10 @@ class _Unfinished:
 
     requested: Event
     on_end: Callable[[], object] | None
+    begin: Callable[[], Awaitable[int]] | None
+    """Puts the beginning of its log on the bus where that isn't there, and returns its last seq. None: it is empty."""
+    begun_after: int = 0
+    """Its last seq before anybody has claimed it."""
     ended: anyio.Event | None = None
     """Set once its end is in the run's log; there is one if somebody waits."""
 
@@ -59,11 +63,21 @@ class Requests:
         return self._unfinished.keys()
 
     async def submit(
-        self, episode_id: str, requested: Event, on_end: Callable[[], object] | None = None
+        self,
+        episode_id: str,
+        requested: Event,
+        *,
+        on_end: Callable[[], object] | None = None,
+        begin: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
-        """Queue an episode; `on_end` is called once its end is in the run's log."""
+        """Queue an episode; `on_end` is called once its end is in the run's log. `begin` puts the beginning of a fork's log
+        on the bus, where that isn't there, and returns its last seq.
+        """
         requested = requested.kept_at(0)  # until the episode ends
-        self._unfinished[episode_id] = _Unfinished(requested, on_end)
+        unfinished = _Unfinished(requested, on_end, begin)
+        if begin is not None:
+            unfinished.begun_after = await begin()
+        self._unfinished[episode_id] = unfinished
         await self._put(requested)
 
     async def wait(self, episode_id: str) -> None:
@@ -107,21 +121,25 @@ class Requests:
                     break
                 await anyio.sleep(LEASE_S)
 
-    async def _record_what_ended(self) -> list[Event]:
-        """Returns the requests of those unfinished that have no log."""
-        unbegun: list[Event] = []
+    async def _record_what_ended(self) -> list[_Unfinished]:
+        """Returns those unfinished that nobody has begun."""
+        unbegun: list[_Unfinished] = []
         for episode_id, unfinished in tuple(self._unfinished.items()):
             log = episode_log(episode_id)
-            if last := await self._logs.last_seq(log):
+            if (last := await self._logs.last_seq(log)) > unfinished.begun_after:
                 await self._record(await self._logs.read(log, last, limit=1))
             else:
-                unbegun.append(unfinished.requested)
+                unbegun.append(unfinished)
         return unbegun
 
-    async def _request_again(self, unbegun: Sequence[Event], *, lost_all: bool) -> None:
+    async def _request_again(self, unbegun: Sequence[_Unfinished], *, lost_all: bool) -> None:
         logger.warning("the server lost %d requests; they are put again", len(unbegun))
-        for requested in unbegun:
-            if lost_all:
+        for unfinished in unbegun:
+            requested = unfinished.requested
+            if unfinished.begin is not None:
+                await unfinished.begin()
+                requested = after_loss(requested)
+            elif lost_all:
                 await say_lost(self._bus, requested, source=self._source)
             await self._put(requested)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from aworld_runtime.archive.marker import feed_so_far
 from aworld_runtime.bus.base import Bus
 from aworld_runtime.events import EpisodeFinished
+from aworld_runtime.forks import OwnEvents
 from aworld_runtime.messages import Data
 from aworld_runtime.names import episode_of_log
 from aworld_runtime.store.base import Store
@@ -96,9 +97,10 @@ def _retired(on_bus: Mapping[int, str], in_store: Mapping[int, str]) -> bool:
 
 
 async def _ids(where: Bus | Store, log: str) -> dict[int, str]:
+    """Of a fork its own: what it shares is its parent's."""
     ids: dict[int, str] = {}
-    start = 1
+    start, own = 1, OwnEvents(log)
     while page := await where.read(log, start, limit=PAGE):
-        ids |= {event.seq: event.id for event in page}
+        ids |= {event.seq: event.id for event in own.among(page)}
         start = page[-1].seq + 1
     return ids

@@ -23,6 +23,8 @@ class EpisodeRecord(Data):
     run_id: str | None = None
     group_id: str | None = None
     task_id: str | None = None
+    parent: str | None = None
+    """The episode that it was forked from."""
     program: str = ""
     index: int = 0
     attempt: int = 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +22,7 @@ from aworld_runtime import telemetry
 from aworld_runtime.bus.base import Bus, FeedEntry, Readable
 from aworld_runtime.errors import ConfigError, EventError, ExportError
 from aworld_runtime.events import EpisodeFinished, EpisodeForked, Event
+from aworld_runtime.forks import OwnEvents
 from aworld_runtime.names import episode_of_log
 from aworld_runtime.tracing.spans import Span, SpanFold
 
@@ -82,20 +83,22 @@ class _Followed:
     """A log, and what is known of it."""
 
     fold: SpanFold
+    own: OwnEvents
     following: int = 1
     """Seq of the next event."""
     finished: bool = False
     missing: int = 0
     """Events at its beginning that are nowhere to be read."""
 
-    def add(self, events: Iterable[Event]) -> list[Span]:
+    def add(self, events: Sequence[Event]) -> list[Span]:
         spans: list[Span] = []
-        for event in events:
+        for event in self.own.among(events):
             if self.following == 1 and not isinstance(event.data, EpisodeForked):
                 self.missing = event.seq - 1
             spans += self.fold.add(event)
             self.following = event.seq + 1
             self.finished = self.finished or isinstance(event.data, EpisodeFinished)
+        self.following = events[-1].seq + 1 if events else self.following
         return spans
 
 
@@ -119,7 +122,7 @@ class Exporter:
         Raises:
             ExportError: the collector does not take it.
         """
-        followed = self._new()
+        followed = self._new(log)
         with anyio.move_on_after(self.patience_s) as patience:
             await self._send(await self._read(log, followed))
         if patience.cancelled_caught:
@@ -144,15 +147,15 @@ class Exporter:
 
     # inside
 
-    def _new(self) -> _Followed:
-        return _Followed(SpanFold(content=self.content))
+    def _new(self, log: str) -> _Followed:
+        return _Followed(SpanFold(content=self.content), OwnEvents(log))
 
     async def _advance(self, entry: FeedEntry) -> list[Span]:
         """The spans that these events end. All that ended before them was sent before the cursor came here."""
         followed = self._known.pop(entry.log, None)
         try:
             if followed is None:
-                followed = self._new()
+                followed = self._new(entry.log)
                 await self._read(entry.log, followed, entry.first - 1)
             spans = await self._read(entry.log, followed, entry.last)
         except EventError as error:
@@ -183,7 +186,7 @@ class Exporter:
             events = await self.logs.read(log, followed.following, limit=limit)
             if not events:
                 break
-            spans += followed.add(e for e in events if last is None or e.seq <= last)
+            spans += followed.add([e for e in events if last is None or e.seq <= last])
             if events[-1].seq >= (last or events[-1].seq + 1):
                 break
         return spans

@@ -19,7 +19,7 @@ from aworld_runtime.archive.logs import Logs
 from aworld_runtime.archive.lost import put_back
 from aworld_runtime.archive.verify import compare
 from aworld_runtime.bus import Bus, open_bus
-from aworld_runtime.bus.base import NodeInfo, read_all
+from aworld_runtime.bus.base import NodeInfo, read_all, read_own
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.cli.verdict import judge
 from aworld_runtime.errors import EventsMissedError, Fenced
@@ -334,7 +334,7 @@ async def ended(bus: Bus, store: Store, log: str, timeout: float = 20.0) -> list
     found: list[Event] = []
 
     async def has_ended() -> bool:
-        found[:] = await Logs(bus, store).read_all(log)
+        found[:] = await read_own(Logs(bus, store), log)
         return bool(of_kind(found, EpisodeFinished))
 
     await wait_until(has_ended, timeout, f"the end of {log}")
