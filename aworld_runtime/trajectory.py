@@ -25,6 +25,7 @@ from aworld_runtime.events import (
     ToolFailed,
     ToolReturned,
 )
+from aworld_runtime.forks import counted
 from aworld_runtime.messages import Completion, Data, Message, Task, ToolSpec, Usage
 
 SHOWN = 80
@@ -212,7 +213,7 @@ def episode_of(events: Iterable[Event]) -> Episode:
     rewards: dict[str | None, RewardGiven] = {}
     fields: dict[str, object] = {}
     tool_calls = 0
-    for event in events:
+    for event in counted(tuple(events)):
         match event.data:
             case EpisodeRequested() as data:
                 fields |= {

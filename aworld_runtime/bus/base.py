@@ -30,13 +30,14 @@ from typing import Literal, Protocol, Self, TypeAlias
 import anyio
 from pydantic import JsonValue
 
-<<<<<<< HEAD
-from aworld_runtime.errors import AccessDeniedError, BusError, BusFullError, EventsMissedError
-from aworld_runtime.events import Event
-=======
-from aworld_runtime.errors import MissingParentError
+from aworld_runtime.errors import (
+    AccessDeniedError,
+    BusError,
+    BusFullError,
+    EventsMissedError,
+    MissingParentError,
+)
 from aworld_runtime.events import EpisodeForked, Event
->>>>>>> 07c573f (The history of a fork's log begins with its parent's events)
 from aworld_runtime.messages import Data
 
 LEASE_S = 2.0

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import anyio
 from pydantic import JsonValue, TypeAdapter
+from typing_extensions import TypeIs
 
 from aworld_runtime import errors, telemetry
 from aworld_runtime.errors import ConfigError, DivergenceError, ModelError
@@ -32,10 +33,12 @@ from aworld_runtime.events import (
     ModelCompleted,
     ModelFailed,
     ModelRequested,
+    RecordDropped,
     ValueRecorded,
     utc_now,
     written,
 )
+from aworld_runtime.forks import counted
 from aworld_runtime.messages import Completion, Message, ModelSpec, ToolSpec, Trust
 from aworld_runtime.models.base import ChatModel, ModelRequest
 from aworld_runtime.nodes.journal import CANCELLED, Journal, readable
@@ -90,6 +93,7 @@ class Context:
         self._values = 0
         self._random: random.Random | None = None
         self._ended = False
+        self._told_dropped = False
 
     @cached_property
     def history(self) -> tuple[Event, ...]:
@@ -103,7 +107,7 @@ class Context:
         if own:
             causes = {e.id for e in earlier}
             own = [e for e in own if e.causation_id in causes]
-        return (*earlier, self.event, *own)
+        return tuple(counted((*earlier, self.event, *own)))
 
     @cached_property
     def trajectory(self) -> TrajectoryFold:
@@ -242,14 +246,18 @@ class Context:
                 raised = error
             return self._event(_failed(kind, raised), correlation_id=key)
 
-        answer = await self._answer(
+        answer_to = partial(
+            self._answer,
             key,
             ask,
             given_up=ValueRecorded(kind=kind, error=CANCELLED),
             asked=f"asked for a value ({kind})",
         )
+        answer = await answer_to()
+        if not _is_of(answer.data, kind) and self.journal.take_back(answer):
+            answer = await answer_to()
         data = answer.data
-        if not isinstance(data, ValueRecorded) or data.kind != kind:
+        if not _is_of(data, kind):
             raise self.journal.differ(answer, self._event(ValueRecorded(kind=kind)))
         if data.error is not None:
             raise _exception(data.error, data.error_args) from raised
@@ -292,6 +300,9 @@ class Context:
     def take_unsaved(self) -> list[Event]:
         """Events that are not durable yet; the caller commits them."""
         unsaved, self._unsaved = self._unsaved, []
+        if self.journal.dropped and not self._told_dropped:
+            self._told_dropped = True
+            unsaved.insert(0, self._event(RecordDropped(seqs=self.journal.dropped)))
         return unsaved
 
     async def _answer(
@@ -370,6 +381,10 @@ def _count(requested: Event, answer: Event, seconds: float) -> None:
         telemetry.OUTPUT_TOKENS.add(answer.data.usage.completion_tokens, model)
     else:
         telemetry.MODEL_FAILURES.add(1, model)
+
+
+def _is_of(data: EventData, kind: str) -> TypeIs[ValueRecorded]:
+    return isinstance(data, ValueRecorded) and data.kind == kind
 
 
 def _checked(event: Event) -> Event:

@@ -10,7 +10,7 @@ and far enough apart for each to take its course; live, too.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -24,8 +24,10 @@ from aworld_runtime.events import (
     Event,
     ModelCompleted,
     ModelFailed,
+    RecordDropped,
     ValueRecorded,
 )
+from aworld_runtime.forks import counted
 
 ANSWERS = (ModelCompleted, ModelFailed, ValueRecorded)
 VOLATILE = frozenset({"id", "seq", "time", "traceparent", "attempt", "causation_id", "source"})
@@ -43,9 +45,15 @@ PATIENCE_S = 5.0
 
 
 class Journal:
-    """What one handler invocation recorded before: its emissions in program order, and the answers it got."""
+    """What one handler invocation recorded before: its emissions in program order, and the answers it got.
 
-    def __init__(self, recorded: Sequence[Event] = ()) -> None:
+    An event among `edited` stands for whatever is emitted in its place. The record binds from event `free` + 1 on: where no
+    more than what is before that differs, it is taken back (`dropped`), and the handler goes on without a record.
+    """
+
+    def __init__(
+        self, recorded: Sequence[Event] = (), *, edited: Container[int] = (), free: int = 0
+    ) -> None:
         self._rest = {event.id: event for event in recorded}
         """Not repeated yet, in logged order."""
         self._emitted = deque(e for e in recorded if not isinstance(e.data, ANSWERS))
@@ -55,6 +63,10 @@ class Journal:
         self._moved: anyio.Event | None = None
         self._turn: anyio.Lock | None = None
         self._waiting = 0
+        self._edited = edited
+        self._free = free
+        self.dropped: tuple[int, ...] = ()
+        """Seqs of what was taken back."""
         self.divergence: DivergenceError | None = None
         """The first; kept, because a handler may swallow the exception."""
 
@@ -68,10 +80,25 @@ class Journal:
         if not self._emitted:
             return None
         recorded = self._emitted.popleft()
-        if comparable(recorded) != comparable(event):
+        stands = recorded.seq in self._edited and recorded.type == event.type
+        if not stands and comparable(recorded) != comparable(event):
+            if self.take_back():
+                return None
             raise self.differ(recorded, event)
         self._repeated(recorded)
         return recorded
+
+    def take_back(self, *repeated: Event) -> bool:
+        """Let what is left of the record, and of it what seemed `repeated`, count no more; False where it binds."""
+        left = [*repeated, *self._rest.values()]
+        if any(event.seq > self._free for event in left):
+            return False
+        self.dropped += tuple(event.seq for event in left)
+        self._rest.clear()
+        self._emitted.clear()
+        self._answers.clear()
+        self._move()
+        return True
 
     def expect_none(self) -> None:
         """See that the handler hasn't strayed: from there on nothing it does counts.
@@ -96,7 +123,7 @@ class Journal:
             DivergenceError: it strayed from its record, or did less.
         """
         self.expect_none()
-        if self._rest:
+        if self._rest and not self.take_back():
             raise self.differ(next(iter(self._rest.values())), None)
 
     async def answer(self, key: str) -> Event | None:
@@ -113,6 +140,8 @@ class Journal:
             if was_cancelled(recorded):
                 await self._until_cancelled(recorded)
             await self._in_turn(recorded)
+        if recorded.id not in self._rest:
+            return None
         self._repeated(recorded)
         return recorded
 
@@ -134,9 +163,9 @@ class Journal:
             self._waiting -= 1
 
     async def _in_turn(self, answer: Event | None) -> None:
-        """Wait until all that was logged before the answer has been repeated, and what that set off is done."""
-        while next(iter(self._rest.values()), None) is not answer:
-            if not await self._has_moved():
+        """Wait until all that was logged before the answer has been repeated, or taken back, and what that set off is done."""
+        while self._rest and next(iter(self._rest.values())) is not answer:
+            if not await self._has_moved() and not self.take_back():
                 raise self._stuck()
         if self._turn is not None:  # it has waited, or waits, for several answers at once
             async with self._turn:
@@ -146,12 +175,12 @@ class Journal:
     async def _until_cancelled(self, recorded: Event) -> None:
         """The handler stopped waiting for this answer then: its own doing, so it does that again."""
         try:
-            while await self._has_moved():
-                pass
+            while recorded.id in self._rest:
+                if not await self._has_moved() and not self.take_back():
+                    raise self._stuck()
         except anyio.get_cancelled_exc_class():
             self._repeated(recorded)
             raise
-        raise self._stuck()
 
     def _stuck(self) -> DivergenceError:
         """What the handler waits for can't come, since this, which came before it, doesn't happen."""
@@ -167,17 +196,20 @@ class Journal:
 
     def _repeated(self, recorded: Event) -> None:
         self._rest.pop(recorded.id, None)
+        self._move()
+
+    def _move(self) -> None:
         if self._moved is not None:
             self._moved.set()
             self._moved = None
 
 
-def journals(events: Iterable[Event]) -> dict[tuple[str, str], list[Event]]:
+def journals(events: Sequence[Event]) -> dict[tuple[str, str], list[Event]]:
     """What each handler invocation recorded, by its role and the id of the event it handled."""
     recorded: dict[tuple[str, str], list[Event]] = defaultdict(list)
-    for event in events:
+    for event in counted(events):
         if event.causation_id is not None and not isinstance(
-            event.data, DeliveryHandled | DeliveryDeadLettered
+            event.data, DeliveryHandled | DeliveryDeadLettered | RecordDropped
         ):
             recorded[event.role, event.causation_id].append(event)
     return recorded

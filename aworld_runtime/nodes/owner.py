@@ -25,7 +25,16 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aworld_runtime import telemetry
-from aworld_runtime.bus.base import Bus, Delivery, Mail, Mailbox, due_within, read_all
+from aworld_runtime.bus.base import (
+    Bus,
+    Delivery,
+    Mail,
+    Mailbox,
+    Readable,
+    due_within,
+    read_own,
+    read_shared,
+)
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import EventError, Fenced
 from aworld_runtime.events import (
@@ -49,6 +58,7 @@ from aworld_runtime.events import (
     ToolReturned,
     utc_now,
 )
+from aworld_runtime.forks import NOT_FORKED, Origin
 from aworld_runtime.names import episode_log, tool_queue
 from aworld_runtime.nodes.claim import Claim
 from aworld_runtime.nodes.context import Connect, Context
@@ -56,7 +66,14 @@ from aworld_runtime.nodes.journal import Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.pause import Pause, paused_s
 from aworld_runtime.nodes.reception import Reception
-from aworld_runtime.nodes.recovery import MOST_DEATHS, deaths, expect_no_end, handled
+from aworld_runtime.nodes.recovery import (
+    MOST_DEATHS,
+    deaths,
+    expect_no_end,
+    handled,
+    is_unclaimed_fork,
+)
+from aworld_runtime.nodes.routing import receivers
 from aworld_runtime.nodes.tool_calls import Calls, answer_call, answer_event, closing
 from aworld_runtime.tools.base import RemoteTool
 from aworld_runtime.tools.call import cut, is_cancelled, told
@@ -97,7 +114,7 @@ class EpisodeOwner:
     keeps no task, so that very many may wait; `rest` has it called back.
 
     `connect` gives the model that a spec or an agent's client stands for; `delivery` is the claim, None where nobody
-    else can have it.
+    else can have it; from `logs`, the bus if it isn't given, comes what a fork shares with its parent.
     """
 
     def __init__(
@@ -109,6 +126,7 @@ class EpisodeOwner:
         worker: str,
         connect: Connect,
         delivery: Delivery | None = None,
+        logs: Readable | None = None,
     ) -> None:
         if not isinstance(requested.data, EpisodeRequested) or requested.episode_id is None:
             raise TypeError(f"an episode begins with episode.requested, not {requested.type}")
@@ -119,6 +137,8 @@ class EpisodeOwner:
         self._requested = requested
         self._request = requested.data
         self._bus = bus
+        self._logs = logs or bus
+        self._origin = NOT_FORKED
         self._worker = worker
         self._tools = program.tools
         self._max_hops = program.max_hops
@@ -272,13 +292,14 @@ class EpisodeOwner:
             return
         events = [event for commit in commits for event in commit.events]
         settled = self._calls.settled(events, self._worker)
-        if (at := self._pause.breaks(settled, len(self.events) + 1)) is not None:
+        last = self.events[-1].seq
+        if (at := self._pause.breaks(settled, last + 1)) is not None:
             place, paused = at
             settled.insert(place, self._event(paused))
         # Numbered here: on `memory://` the log and this owner then share them.
-        batch = [event.kept_at(seq) for seq, event in enumerate(settled, len(self.events) + 1)]
+        batch = [event.kept_at(seq) for seq, event in enumerate(settled, last + 1)]
         acks = [mail for commit in commits for mail in commit.acks]
-        append = partial(self._bus.append, self.log, len(self.events), batch, acks=acks)
+        append = partial(self._bus.append, self.log, last, batch, acks=acks)
         try:
             await self._send(append)
         except Fenced:
@@ -305,27 +326,22 @@ class EpisodeOwner:
     # --- claim and recovery ----------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Become the owner: begin the log, or take it over and rebuild what was going on."""
+        """Become the owner: begin the log, or take it over and rebuild what was going on.
+
+        A fork is claimed before it is known what it shares with its parent: that may be much.
+        """
         while True:
-            past = await read_all(self._bus, self.log)
+            past = await read_own(self._bus, self.log)
             if past and isinstance(past[-1].data, EpisodeFinished):
                 self.events = past
                 self._end()
                 return
             expect_no_end(self.log, past)
-            lost = [self._event(LogRestored(at=len(past)))] if self._request.after_loss else []
-            feed_id = None
-            if past:
-                logger.info("%s is taken over after its event %d", self.log, past[-1].seq)
-                taken_over = self._event(EpisodeTakenOver(worker=self._worker))
-                opening = [*lost, taken_over, *self._after_deaths(past)]
-            else:
-                feed_id = await self._claim.expect()
-                claimed = self._event(EpisodeClaimed(worker=self._worker))
-                subscribed = self._event(self._subscribed)
-                opening = [self._requested, *lost, claimed, subscribed]
-            opening = [event.kept_at(seq) for seq, event in enumerate(opening, len(past) + 1)]
-            append = partial(self._bus.append, self.log, len(past), opening, feed_id=feed_id)
+            last = past[-1].seq if past else 0
+            # Before an empty log is begun: what was seen of it, and of the claim, is of this feed.
+            feed_id = None if past else await self._claim.expect()
+            opening = [e.kept_at(seq) for seq, e in enumerate(self._opening(past), last + 1)]
+            append = partial(self._bus.append, self.log, last, opening, feed_id=feed_id)
             try:
                 await self._send(append)
             except Fenced:
@@ -333,15 +349,20 @@ class EpisodeOwner:
                     raise
                 continue  # the former owner appended since we read, for the last time
             break
-        telemetry.TAKEOVERS.add(bool(past))
-        events = [*past, *opening]
-        if isinstance(events[-1].data, EpisodeFinished):
-            telemetry.EPISODES_FINISHED.add(1, events[-1].data.reason)
-            self.events = events
-            self._end()
-        else:
-            self._recover(events)
-            self._watch_clock()
+        telemetry.TAKEOVERS.add(any(isinstance(e.data, EpisodeTakenOver) for e in opening))
+        await self._recover([*past, *opening])
+
+    def _opening(self, past: Sequence[Event]) -> list[Event]:
+        """What an owner begins with."""
+        last = past[-1].seq if past else 0
+        lost = [self._event(LogRestored(at=last))] if self._request.after_loss else []
+        if past and not is_unclaimed_fork(past):
+            logger.info("%s is taken over after its event %d", self.log, last)
+            taken_over = self._event(EpisodeTakenOver(worker=self._worker))
+            return [*lost, taken_over, *self._after_deaths(past)]
+        begin = [] if past else [self._requested]
+        claimed = self._event(EpisodeClaimed(worker=self._worker))
+        return [*begin, *lost, claimed, self._event(self._subscribed)]
 
     def _after_deaths(self, past: Sequence[Event]) -> list[Event]:
         """The end of an episode that its owners do not survive; nothing for any other.
@@ -359,25 +380,40 @@ class EpisodeOwner:
         why = f"{died} workers died in it, one after another, and none got any further"
         return [*closing(past, answers, self._worker), self._ended("failed", why)]
 
-    def _recover(self, events: Sequence[Event]) -> None:
+    async def _recover(self, events: Sequence[Event]) -> None:
+        """Go on where the log has come to: `events`, and what it shares with its parent."""
+        if isinstance(events[-1].data, EpisodeFinished):
+            telemetry.EPISODES_FINISHED.add(1, events[-1].data.reason)
+            self.events = [*events]
+            self._end()
+            return
+        try:
+            events = [*await read_shared(self._logs, events[0]), *events]
+        except EventError as error:
+            self.events = [*events]
+            self._spawn(self._finish, "failed", f"{type(error).__name__}: {error}")
+            return
         self._subscriptions = next(
             (e.data.subscriptions for e in events if isinstance(e.data, SubscriptionChanged)),
             self._subscriptions,
         )
+        self._origin = origin = Origin.of(events)
         done = handled(events)
         recorded = journals(events)
         calls: list[Event] = []
-        for event in events:
-            self.events.append(event)
+        for known in events:
+            self.events.append(known)
+            event = origin.own(known)
             self._note(event)
             for role in self._receivers(event):
-                if (role, event.seq) not in done:
+                if (role, event.seq) not in done and not self._is_held_back(event):
                     self._deliver(event, role)
                     if (role, event.id) in recorded:
-                        self._journals[role, event.id] = recorded[role, event.id]
+                        own = [origin.own(each) for each in recorded[role, event.id]]
+                        self._journals[role, event.id] = own
             if isinstance(event.data, ToolCalled):
                 calls.append(event)
-            if isinstance(event.data, EpisodeCancelled):
+            if isinstance(event.data, EpisodeCancelled) and event.seq > origin.at:
                 self._spawn(self._finish, "cancelled", event.data.reason)
         for event in calls:
             if (event.role, event.causation_id) not in self._journals:
@@ -385,6 +421,12 @@ class EpisodeOwner:
         for role in tuple(self._inboxes):
             self._wake(role)
         self._spawn(anyio.sleep, 0)  # where nothing was left to do, this finds out
+        self._watch_clock()
+
+    def _is_held_back(self, event: Event) -> bool:
+        """Whether it waits until it is certain to count: in a fork, a handler that runs again may take it back."""
+        cause = event.causation_id or ""
+        return event.seq <= self._origin.at and (event.role, cause) in self._journals
 
     # --- after an append -------------------------------------------------------------------------------------------
 
@@ -416,17 +458,7 @@ class EpisodeOwner:
                 pass
 
     def _receivers(self, event: Event) -> list[str]:
-        """Roles that `event` is delivered to: the one it names, or those subscribed to its type."""
-        if event.to is not None:
-            role = event.to.partition("/")[0]
-            return [role] if role in self._nodes else []
-        return [
-            role
-            for role, prefixes in self._subscriptions.items()
-            if role != event.role
-            and role in self._nodes
-            and event.type.startswith(prefixes or ("\0",))
-        ]
+        return receivers(event, self._nodes, self._subscriptions)
 
     def _deliver(self, event: Event, role: str) -> None:
         if event.hops <= self._max_hops:
@@ -494,22 +526,31 @@ class EpisodeOwner:
             log=self.events,
             request=self._request,
             world=self,
-            journal=Journal(recorded),
+            journal=Journal(recorded, edited=self._origin.edited, free=self._origin.at),
         )
         try:
             await node.handle(ctx, event)
             ctx.journal.check()
             handled = self._event(DeliveryHandled(seq=event.seq), role=node.role, cause=event)
             await self.commit([*ctx.take_unsaved(), handled])
-            for call in recorded:  # not sooner: the handler may be about to refuse it
-                if isinstance(call.data, ToolCalled):
-                    self._spawn(self._run_tool, call)
+            for kept in recorded:  # not sooner: the handler may be about to refuse it
+                if kept.seq not in ctx.journal.dropped:
+                    self._let_go(kept)
         except anyio.get_cancelled_exc_class() as error:
             if is_cancelled():
                 raise
             await self._fail(ctx, error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: an agent's crash becomes data
             await self._fail(ctx, error)
+
+    def _let_go(self, event: Event) -> None:
+        """Of what a handler had recorded before it ran again, and has repeated."""
+        if isinstance(event.data, ToolCalled):
+            self._spawn(self._run_tool, event)
+        if event.seq <= self._origin.at:
+            for role in self._receivers(event):
+                self._deliver(event, role)
+                self._wake(role)
 
     async def _fail(self, ctx: Context, error: BaseException) -> None:
         """End the episode with a handler's error, after what it still had to say."""

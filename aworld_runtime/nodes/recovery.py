@@ -9,7 +9,9 @@ from aworld_runtime.errors import EventError
 from aworld_runtime.events import (
     DeliveryHandled,
     EpisodeAnswered,
+    EpisodeClaimed,
     EpisodeFinished,
+    EpisodeForked,
     EpisodeTakenOver,
     Event,
     LogRestored,
@@ -32,6 +34,16 @@ def expect_no_end(log: str, past: Iterable[Event]) -> None:
         )
 
 
+def is_unclaimed_fork(past: Sequence[Event]) -> bool:
+    """Whether it was forked, and nobody has begun to go on with it."""
+    for event in reversed(past):
+        if isinstance(event.data, EpisodeForked):
+            return True
+        if isinstance(event.data, EpisodeClaimed | EpisodeTakenOver):
+            return False
+    return False
+
+
 def deaths(past: Sequence[Event]) -> int:
     """How many owners have died at its last place."""
     barren = takewhile(lambda e: isinstance(e.data, EpisodeTakenOver), reversed(past))
@@ -50,8 +62,8 @@ def handled(past: Sequence[Event]) -> set[tuple[str, int]]:
 def _cut_after(handled: Event, following: Event) -> bool:
     """Whether `episode.finished` got lost, which comes in one append with the handling of an answer.
 
-    A log that was restored from a store may end between them.
+    A log that was restored from a store may end between them, and one may be forked there.
     """
     return isinstance(handled.data, EpisodeAnswered) and isinstance(
-        following.data, EpisodeTakenOver | LogRestored
+        following.data, EpisodeTakenOver | LogRestored | EpisodeForked
     )

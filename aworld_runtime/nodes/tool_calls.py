@@ -12,6 +12,7 @@ from aworld_runtime.events import (
     DeliveryHandled,
     EpisodeFinished,
     Event,
+    RecordDropped,
     ToolCalled,
     ToolFailed,
     ToolReturned,
@@ -40,6 +41,11 @@ class Calls:
             self._answered.add(call_id)
             if waiting := self._waiting.pop(call_id, None):
                 waiting.set()
+        elif isinstance(event.data, RecordDropped):
+            for call in tuple(self.open.values()):
+                if call.seq in event.data.seqs:
+                    del self.open[call.id]
+                    self._answered.add(call.id)
 
     def asked(self, answer: Event) -> Event | None:
         """The call that waits for this answer; None where none does, or it is no answer."""

@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 from pydantic import JsonValue
 
 from aworld_runtime import telemetry
-from aworld_runtime.bus.base import Bus, Delivery, NodeInfo
+from aworld_runtime.bus.base import Bus, Delivery, NodeInfo, Readable
 from aworld_runtime.bus.presence import announce
 from aworld_runtime.bus.restarts import restarts
 from aworld_runtime.bus.room import when_there_is_room
@@ -59,10 +59,10 @@ class Worker:
     """Runs episodes from the queue until drained or cancelled.
 
     `programs` are runnables known to this process alone, by the reference (`local:NAME`) that requests use; `models` is
-    what model clients fall back to.
+    what model clients fall back to; `logs` has what forks share with others, if not the bus.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a process has for its episodes
         self,
         bus: Bus,
         *,
@@ -72,6 +72,7 @@ class Worker:
         version: str = "",
         models: ModelDefaults = NO_DEFAULTS,
         queue: str = EPISODES_QUEUE,
+        logs: Readable | None = None,
     ) -> None:
         self.name = name
         self._bus = bus
@@ -80,6 +81,7 @@ class Worker:
         self._programs: Mapping[str, Runnable] = {} if programs is None else programs
         self._version = version
         self._queue = queue
+        self._logs = logs
         self._loaded: dict[str, Program] = {}
         """The one used last stands last."""
         self._connections = Connections(models)
@@ -211,6 +213,7 @@ class Worker:
                 worker=self.name,
                 connect=self._connections.borrowed,
                 delivery=delivery,
+                logs=self._logs,
             )
         fenced: list[BaseException] = []
         unreadable: list[BaseException] = []

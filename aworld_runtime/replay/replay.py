@@ -23,6 +23,7 @@ from aworld_runtime.events import (
     EpisodeRequested,
     Event,
 )
+from aworld_runtime.forks import Origin
 from aworld_runtime.messages import Data
 from aworld_runtime.nodes.context import Context
 from aworld_runtime.nodes.journal import PATIENCE_S, Journal, journals
@@ -92,13 +93,16 @@ class Rerun:
         self._nodes = program.by_role
         self._delivered = {event.seq: event for event in events}
         self._recorded = journals(events)
+        self._origin = Origin.of(events)
         self._requests = [(e.seq, e.data) for e in events if isinstance(e.data, EpisodeRequested)]
 
     @property
     def outcomes(self) -> Iterator[Event]:
-        """How each handler ended, in the log's order; once each, also where a takeover ran it again."""
+        """How each handler ended, in the log's order; once each, also where a takeover ran it again. Of a fork its own: what it
+        shares with its parent, perhaps another program did.
+        """
         seen: set[tuple[str, int]] = set()
-        for event in self._events:
+        for event in self._events[self._origin.at :]:
             data = event.data
             if isinstance(data, DeliveryHandled | DeliveryDeadLettered):
                 if (event.role, data.seq) not in seen and data.seq in self._delivered:
@@ -113,15 +117,17 @@ class Rerun:
         """
         if not isinstance(outcome.data, DeliveryHandled | DeliveryDeadLettered):
             raise TypeError(f"{outcome.type} (seq {outcome.seq}) ends no handler")
+        own = self._origin.own
         delivered = self._delivered[outcome.data.seq]
+        recorded = map(own, self._recorded.get((outcome.role, delivered.id), ()))
         ctx = Context(
             role=outcome.role,
             source=outcome.source,
-            event=delivered,
+            event=own(delivered),
             log=self._events,
             request=self._request(outcome),
             world=None,
-            journal=Journal(self._recorded.get((outcome.role, delivered.id), ())),
+            journal=Journal(tuple(recorded), edited=self._origin.edited),
         )
         await _repeat(self._node(outcome), ctx, outcome)
 
@@ -214,7 +220,7 @@ async def replay(events: Sequence[Event], program: Program) -> ReplayReport:
             break
         handlers += 1
     return ReplayReport(
-        episode=events[0].episode_id or "",
+        episode=events[-1].episode_id or "",
         handlers=handlers,
         events=len(events),
         identical=divergence is None,
