@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import Self, TypeVar, TypeVarTuple
 
 import anyio
+from pydantic import JsonValue
 
 from aworld_runtime.archive.archiver import Archiver
 from aworld_runtime.archive.janitor import Janitor
-from aworld_runtime.archive.logs import Logs
+from aworld_runtime.archive.logs import Logs, Patient
 from aworld_runtime.archive.requests import Requests
 from aworld_runtime.archive.run_log import RunLog
 from aworld_runtime.bus.base import Bus
@@ -37,11 +38,14 @@ from aworld_runtime.events import (
     new_id,
     utc_now,
 )
-from aworld_runtime.messages import Task
+from aworld_runtime.forks import Origin
+from aworld_runtime.messages import ModelSpec, Task
+from aworld_runtime.models.client import LLMClient
 from aworld_runtime.names import episode_log
 from aworld_runtime.nodes.node import Runnable
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.replay.debugger import Debugger
+from aworld_runtime.replay.fork import Changes, begin_fork, lay
 from aworld_runtime.replay.live import HEARD_S, Live
 from aworld_runtime.store.base import Store
 from aworld_runtime.store.open import open_store
@@ -126,6 +130,7 @@ class Runtime:
                     slots=self._slots,
                     programs=self._programs,
                     models=self._settings.llm,
+                    logs=Logs(self.bus, Patient(self.store)),
                 )
                 tasks.start_soon(worker.run)
             self._stack = stack.pop_all()
@@ -182,6 +187,50 @@ class Runtime:
         await self._requests.submit(episode_id, requested, on_end=forget)
         return episode_id
 
+    async def fork(
+        self,
+        episode_id: str,
+        *,
+        at: int,
+        edit: Mapping[str, JsonValue] | None = None,
+        program: Runnable | str | None = None,
+        arguments: Mapping[str, JsonValue] | None = None,
+        models: Mapping[str, ModelSpec | str] | None = None,
+        paused: bool = False,
+    ) -> str:
+        """Queue an episode that begins with the events 1 … `at` of another, and goes on live; returns its id.
+
+        `edit` changes the event that came next, by path: `{"data.content": "42"}`. Without `program`, `arguments` and `models`
+        it goes on with the other's; a role's model may be given by its name. `paused` is as in `submit`. The other episode
+        stays as it is.
+
+        Raises:
+            NotFoundError: no such episode, or it has no such event.
+            UsageError: it ended there; or these changes can't be made.
+            ConfigError: a program that workers can't import, or a model that nobody could ask.
+        """
+        specs = {
+            role: model
+            if isinstance(model, ModelSpec)
+            else LLMClient(model).spec(self._settings.llm)
+            for role, model in (models or {}).items()
+        }
+        reference = None if program is None else self._reference(program, new_id())
+        changes = Changes(edit or {}, reference, arguments, specs, paused)
+        forget = partial(self._programs.pop, reference or "", None)
+        try:
+            opening = await begin_fork(
+                self._logs, episode_id, at, changes, source=self._source, run_id=self.run_id
+            )
+        except BaseException:
+            forget()
+            raise
+        forked, requested, *_ = opening
+        fork_id = forked.episode_id or ""
+        begin = partial(lay, self.bus, self._logs, opening)
+        await self._requests.submit(fork_id, requested, on_end=forget, begin=begin)
+        return fork_id
+
     async def result(self, episode_id: str) -> Episode:
         """Wait for a submitted episode to finish.
 
@@ -190,7 +239,8 @@ class Runtime:
         """
         await self._requests.wait(episode_id)
         events = await self._logs.read_all(episode_log(episode_id))
-        if not events or events[0].run_id != self.run_id:
+        requested = Origin.of(events).requested
+        if requested is None or requested.run_id != self.run_id:
             raise NotFoundError(f"episode {episode_id!r} was not submitted to this runtime")
         return episode_of(events)
 

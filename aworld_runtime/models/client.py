@@ -123,7 +123,7 @@ def from_spec(
         return PolicyModel(spec)
     from aworld_runtime.models.openai import OpenAIModel
 
-    provider, model, base_url = _located(spec)
+    provider, model, base_url = located(spec)
     return OpenAIModel(
         spec.model_copy(update={"model": model, "base_url": base_url}),
         api_key or _key(base_url, defaults),
@@ -131,8 +131,12 @@ def from_spec(
     )
 
 
-def _located(spec: ModelSpec) -> tuple[str, str, str]:
-    """Provider, and the model's name and address there. A name may hold slashes of its own."""
+def located(spec: ModelSpec) -> tuple[str, str, str]:
+    """Provider, and the model's name and address there. A name may hold slashes of its own.
+
+    Raises:
+        ConfigError: no address, and no known provider.
+    """
     provider, slash, model = spec.model.partition("/")
     if slash and provider in PROVIDERS:
         return provider, model, spec.base_url or PROVIDERS[provider]

@@ -1,0 +1,237 @@
+"""Forks: an episode that begins as another one did, up to an event, and goes on live from there.
+
+`begin_fork` reads the little that it needs of the other and makes the fork's first events; `lay` puts them on a bus. The
+log that is forked stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from pydantic import JsonValue, ValidationError
+
+from aworld_runtime.archive.logs import Logs
+from aworld_runtime.bus.base import Bus, read_all
+from aworld_runtime.bus.room import when_there_is_room
+from aworld_runtime.errors import ConfigError, Fenced, NotFoundError, ReplayError, UsageError
+from aworld_runtime.events import (
+    DeliveryDeadLettered,
+    DeliveryHandled,
+    EpisodeClaimed,
+    EpisodeFinished,
+    EpisodeForked,
+    EpisodeRequested,
+    EpisodeTakenOver,
+    Event,
+    LogRestored,
+    ModelCompleted,
+    RecordDropped,
+    SubscriptionChanged,
+    new_id,
+)
+from aworld_runtime.forks import Origin
+from aworld_runtime.messages import ModelSpec
+from aworld_runtime.models.client import located
+from aworld_runtime.names import episode_log
+
+BOOKKEEPING = (
+    EpisodeRequested,
+    EpisodeClaimed,
+    EpisodeTakenOver,
+    EpisodeForked,
+    EpisodeFinished,
+    SubscriptionChanged,
+    DeliveryHandled,
+    DeliveryDeadLettered,
+    LogRestored,
+    RecordDropped,
+)
+"""What an owner notes down: another one's notes would be other ones."""
+SAMPLED = (
+    "prompt_offset",
+    "prompt_token_ids",
+    "token_ids",
+    "behavior_logprobs",
+    "version_spans",
+)
+"""Of a completion: nobody sampled what a person has written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a fork does otherwise than its parent."""
+
+    edit: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    """Path in the parent's next event → its value: `{"data.content": "42"}`."""
+    program: str | None = None
+    arguments: Mapping[str, JsonValue] | None = None
+    models: Mapping[str, ModelSpec] = field(default_factory=dict[str, ModelSpec])
+    """Role, or `*`, → its model."""
+    paused: bool = False
+    """It begins paused."""
+
+
+async def begin_fork(
+    logs: Logs, parent: str, at: int, changes: Changes, *, source: str, run_id: str | None
+) -> list[Event]:
+    """The first events of a new episode that shares the events of the episode `parent` up to `at`.
+
+    Raises:
+        NotFoundError: no such episode, or it has no such event.
+        UsageError: it ended there; or these changes can't be made.
+        ConfigError: a model that none can be, or a program that another process can't import.
+    """
+    log = episode_log(parent)
+    pending = await _expect_event(logs, log, at)
+    request = await _request_at(logs, log, at)
+    if not isinstance(request.data, EpisodeRequested):
+        raise ReplayError(f"log {log} doesn't begin with episode.requested: it can't be forked")
+    made = partial(
+        Event.of, source=source, run_id=run_id, task_id=request.task_id, episode_id=new_id()
+    )
+    forked = made(EpisodeForked(parent=log, at=at, edited=tuple(sorted(changes.edit))))
+    requested = made(_changed(request.data, changes), trust="user")
+    opening = [forked, requested]
+    if changes.edit:
+        if pending is None:
+            raise UsageError(f"event {at} is the last of {log} so far: no event follows to edit")
+        opening.append(Origin(requested, pending.seq).own(_edited(pending, changes.edit)))
+    return [event.at(seq) for seq, event in enumerate(opening, at + 1)]
+
+
+async def lay(bus: Bus, logs: Logs, opening: Sequence[Event]) -> int:
+    """Put the beginning of a fork's log on the bus, where that isn't there; returns its last seq.
+
+    On a server what it shares goes with it, because workers elsewhere may have no store to read it from.
+    """
+    forked = opening[0].data
+    if not isinstance(forked, EpisodeForked):
+        raise TypeError(f"a fork begins with episode.forked, not {opening[0].type}")
+    log, who = episode_log(opening[0].episode_id or ""), opening[0].source
+    if bus.url.startswith("memory:"):
+        try:
+            put = partial(bus.append, log, forked.at, opening)
+            await when_there_is_room(put, who=who)
+        except Fenced:
+            if not await bus.last_seq(log):
+                raise
+    elif not await bus.last_seq(log):
+        shared = await read_all(logs, forked.parent, last=forked.at)
+        await when_there_is_room(partial(bus.restore, log, [*shared, *opening]), who=who)
+    return opening[-1].seq
+
+
+async def _expect_event(logs: Logs, log: str, at: int) -> Event | None:
+    """The event after `at`, if there is one.
+
+    Raises:
+        NotFoundError: no such log, or no such event.
+        UsageError: it is the end.
+    """
+    last = await logs.last_seq(log)
+    if not last:
+        raise NotFoundError(f"no log {log}: list episodes with: aworld runs --run last")
+    if not 1 <= at <= last:
+        raise NotFoundError(f"{log} has no event {at}: it has 1 … {last}")
+    event, *pending = await read_all(logs, log, at, last=at + 1)
+    if isinstance(event.data, EpisodeFinished):
+        raise UsageError(
+            f"event {at} is the end of {log}, which nothing follows: fork at {at - 1} or before"
+        )
+    return next(iter(pending), None)
+
+
+async def _request_at(logs: Logs, log: str, at: int) -> Event:
+    """The request in force at event `at`, found without reading all that is before it."""
+    first, *more = await logs.read(log, 1, limit=2)
+    if isinstance(first.data, EpisodeForked):
+        if more and more[0].seq <= at:
+            return more[0]
+        return await _request_at(logs, first.data.parent, min(at, first.data.at))
+    if episode_log(first.episode_id or "") == log:
+        return first
+    # A fork's log on a server, with copies of what it shares.
+    return Origin.of(await read_all(logs, log, last=at)).requested or first
+
+
+def _changed(request: EpisodeRequested, changes: Changes) -> EpisodeRequested:
+    program = changes.program or request.program
+    if program.startswith("local:") and changes.program is None:
+        raise ConfigError(
+            f"the episode's program was an object of its process ({program}): say what to go on with, by"
+            " program= or --program module:attribute"
+        )
+    for spec in changes.models.values():
+        if spec.policy is None:
+            located(spec)
+    return request.model_copy(
+        update={
+            "program": program,
+            "arguments": dict(
+                request.arguments if changes.arguments is None else changes.arguments
+            ),
+            "models": {**request.models, **changes.models},
+            "index": 0,
+            "code_version": "",  # whoever forks wants to see what today's code does
+            "after_loss": False,
+            "paused": changes.paused,
+        }
+    )
+
+
+def _edited(event: Event, edit: Mapping[str, JsonValue]) -> Event:
+    """The event with other data."""
+    if isinstance(event.data, BOOKKEEPING) or event.data.control:
+        raise UsageError(
+            f"the event to edit, {event.type} (seq {event.seq}), is its owner's bookkeeping: fork before a message, a"
+            " model's answer, a tool's call or its answer"
+        )
+    fields = event.data.model_dump(mode="json")
+    for path, value in edit.items():
+        _set(fields, path, value, event)
+    if isinstance(event.data, ModelCompleted) and not any(
+        f"data.{name}" in edit for name in SAMPLED
+    ):
+        fields = {name: value for name, value in fields.items() if name not in SAMPLED}
+    try:
+        data = type(event.data).model_validate(fields)
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"data.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+        )
+        raise UsageError(f"{event.type} can't be so: {wrong}") from error
+    fresh = {"id": new_id(), "data": data, "policy": None, "policy_version": None}
+    return event.model_copy(update=fresh)
+
+
+def _set(fields: dict[str, JsonValue], path: str, value: JsonValue, event: Event) -> None:
+    """Put `value` at `path` in the event's data."""
+    root, *names = path.split(".")
+    inside: JsonValue = fields
+    if root != "data" or not names:
+        raise UsageError(f"{path!r}: expected data.NAME, such as data.{next(iter(fields), 'NAME')}")
+    for i, name in enumerate(names):
+        last = i == len(names) - 1
+        if isinstance(inside, dict) and name in inside:
+            if last:
+                inside[name] = value
+            inside = inside[name]
+        elif isinstance(inside, list) and name.isdecimal() and int(name) < len(inside):
+            if last:
+                inside[int(name)] = value
+            inside = inside[int(name)]
+        else:
+            where = ".".join([root, *names[:i]])
+            raise UsageError(
+                f"{event.type} (seq {event.seq}) has no {path!r}; in {where} there is: {_names(inside)}"
+            )
+
+
+def _names(inside: JsonValue) -> str:
+    if isinstance(inside, dict):
+        return ", ".join(inside) or "nothing"
+    if isinstance(inside, list):
+        return f"0 … {len(inside) - 1}" if inside else "nothing"
+    return "nothing, it is a value"
