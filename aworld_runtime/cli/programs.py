@@ -35,6 +35,7 @@ class Programs:
         """Its log, and the program that ran it."""
         from aworld_runtime.bus.base import read_all
         from aworld_runtime.events import EpisodeRequested
+        from aworld_runtime.forks import Origin
         from aworld_runtime.names import episode_log
 
         reference = self._given or episode.program
@@ -42,8 +43,9 @@ class Programs:
             raise NeedsProgramError("its program was an object of another process")
         self._import(reference)
         events = await read_all(self._store, episode_log(episode.id))
-        request = events[0].data if events else None
-        arguments = request.arguments if isinstance(request, EpisodeRequested) else {}
+        requested = Origin.of(events).requested
+        data = requested and requested.data
+        arguments = data.arguments if isinstance(data, EpisodeRequested) else {}
         key = f"{reference} {arguments}"
         if key not in self._loaded:
             from aworld_runtime.nodes.node import load_program
