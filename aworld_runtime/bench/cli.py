@@ -12,10 +12,11 @@ from aworld_runtime.cli.shared import add_json, run_async
 if TYPE_CHECKING:
     from aworld_runtime.bench.backpressure import BackpressureReport
     from aworld_runtime.bench.bus import BusReport
+    from aworld_runtime.bench.fork import ForkBenchReport
     from aworld_runtime.bench.idle import IdleReport
     from aworld_runtime.bench.replay import ReplayBenchReport
 
-    Report = BusReport | IdleReport | BackpressureReport | ReplayBenchReport
+    Report = BusReport | IdleReport | BackpressureReport | ReplayBenchReport | ForkBenchReport
 
 LOG_LEVEL = "error"
 """Full queues and redeliveries are what is measured here: the report counts them."""
@@ -36,6 +37,10 @@ Record episodes of several agents on worker processes (calls of 0.2 s and more, 
 person's answers, one worker killed), then run "aworld replay --all" over them and compare its time with theirs. Exit code
 1: an episode was different, or the replay less than 50 times as fast.
 """
+FORK = """\
+Write an episode of very many events into a store, fork it at its first, middle and last event and at random ones, and say how
+long each fork takes and by how much the store grows; then see forks go on. Exit code 1: a fork took more than 100 ms.
+"""
 BUS_EXAMPLES = """\
 examples:
   aworld bench bus                                       a private server, 200,000 events
@@ -47,7 +52,9 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
-    what = parser.add_subparsers(dest="what", required=True, metavar="bus|backpressure|idle|replay")
+    what = parser.add_subparsers(
+        dest="what", required=True, metavar="bus|backpressure|idle|replay|fork"
+    )
     raw = argparse.RawDescriptionHelpFormatter
     _add_bus(
         what.add_parser(
@@ -69,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "replay", help="a replay's time, beside that of the live runs", description=REPLAY
         )
     )
+    _add_fork(what.add_parser("fork", help="forks of a very long episode", description=FORK))
     for measured in what.choices.values():
         add_logging(measured)
 
@@ -108,6 +116,17 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "--store",
         metavar="URL",
         help="keep the record there: sqlite:///… or mongodb://…, without any episodes yet (default: a temporary file)",
+    )
+    add_json(parser)
+
+
+def _add_fork(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--events",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="of the episode (default 1,000,000)",
     )
     add_json(parser)
 
@@ -154,7 +173,13 @@ def _add_bus(parser: argparse.ArgumentParser) -> None:
 
 def bench_command(arguments: argparse.Namespace) -> int:
     """Run `aworld bench`; returns the exit code."""
-    commands = {"bus": _bus, "idle": _idle, "backpressure": _backpressure, "replay": _replay}
+    commands = {
+        "bus": _bus,
+        "idle": _idle,
+        "backpressure": _backpressure,
+        "replay": _replay,
+        "fork": _fork,
+    }
     return commands[arguments.what](arguments)
 
 
@@ -211,6 +236,15 @@ def _replay(arguments: argparse.Namespace) -> int:
     bench = ReplayBench(arguments.episodes, arguments.store, Progress())
     report = run_async(bench.run)
     return _tell(report, replay_text(report), arguments)
+
+
+def _fork(arguments: argparse.Namespace) -> int:
+    from aworld_runtime.bench.fork import ForkBench
+    from aworld_runtime.bench.progress import Progress
+    from aworld_runtime.bench.text import fork_text
+
+    report = run_async(ForkBench(arguments.events, Progress()).run)
+    return _tell(report, fork_text(report), arguments)
 
 
 def _tell(report: Report, text: str, arguments: argparse.Namespace) -> int:

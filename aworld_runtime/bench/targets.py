@@ -18,6 +18,7 @@ CALL_S = 0.2
 """What a live call takes at least, where a replay is compared with it."""
 TIMES_LIVE = 50.0
 """How much faster a replay is than the episodes were."""
+FORK_MS = 100.0
 
 
 class Hold(Data):

@@ -8,6 +8,7 @@ from aworld_runtime.bench.backpressure import BackpressureReport, Slope
 from aworld_runtime.bench.bus import BusReport
 from aworld_runtime.bench.ceiling import Ceiling
 from aworld_runtime.bench.compare import PeerReport
+from aworld_runtime.bench.fork import ForkBenchReport
 from aworld_runtime.bench.idle import IdleReport
 from aworld_runtime.bench.replay import ReplayBenchReport
 from aworld_runtime.bench.targets import Hold
@@ -111,6 +112,31 @@ def replay_text(report: ReplayBenchReport) -> str:
     return "\n\n".join([table(("", "figure", ""), rows), holds_text(report.holds), _end(report)])
 
 
+def fork_text(report: ForkBenchReport) -> str:
+    """The report of `aworld bench fork`."""
+    log = f"of {report.log_mb:,.0f} MB, written in {report.write_s:.0f} s"
+    own = f"{report.kept_events:g} events of its own"
+    rows = [
+        ("events of the log", f"{report.events:,}", log),
+        (
+            "a fork: p50, max ms",
+            f"{report.p50_ms:.1f}, {report.max_ms:.1f}",
+            f"{len(report.forks)}",
+        ),
+        ("the store grew by, KB", f"{report.kept_bytes / 1024:.1f}", f"for each: {own}"),
+        *(
+            (
+                f"a fork at {went.at:,} goes on",
+                f"{went.claimed_s:.2f}",
+                f"s to its claim, {went.handled_s:.2f} s to the end of its first handler",
+            )
+            for went in report.went_on
+        ),
+        ("memory MB", f"{report.rss_mb:,.0f}", "of this process in the end"),
+    ]
+    return "\n\n".join([table(("", "figure", ""), rows), holds_text(report.holds), _end(report)])
+
+
 def _slope(slope: Slope) -> tuple[str, str]:
     return f"{slope.kb_per_s:+.2f} KB/s", f"{slope.first_mb:.1f} to {slope.last_mb:.1f} MB"
 
@@ -131,7 +157,9 @@ def faults_text(faults: Sequence[str]) -> str:
     return "\n".join(["verification failed:", *(f"  {fault}" for fault in faults)])
 
 
-def _end(report: BusReport | IdleReport | BackpressureReport | ReplayBenchReport) -> str:
+def _end(
+    report: BusReport | IdleReport | BackpressureReport | ReplayBenchReport | ForkBenchReport,
+) -> str:
     machine = report.machine
     where = (
         f"Python {machine.python}, {machine.cpu_count} cores, load average {machine.load_average:.2f}"

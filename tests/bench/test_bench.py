@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from aworld_runtime.bench.backpressure import Numbers, least_squares
 from aworld_runtime.bench.bus import with_option
 from aworld_runtime.bench.compare import PEERS, SCRIPTS
 from aworld_runtime.bench.cost import Meter
+from aworld_runtime.bench.fork import Forked
+from aworld_runtime.bench.fork import faults_of as fork_faults
 from aworld_runtime.bench.latency import percentile
 from aworld_runtime.bench.load import Load, Writer, rounds
+from aworld_runtime.bench.long_log import Relay, relay_events
 from aworld_runtime.bench.progress import Progress
 from aworld_runtime.bench.raw import raw_server
 from aworld_runtime.bench.replay import Live, call_seconds, duration_s, faults_of
@@ -26,6 +30,7 @@ from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.events import (
     EpisodeClaimed,
     EpisodeFinished,
+    EpisodeForked,
     EpisodeRequested,
     EpisodeResumed,
     EpisodeTakenOver,
@@ -33,10 +38,12 @@ from aworld_runtime.events import (
     EventData,
     HumanAnswered,
     HumanAsked,
+    MessagePosted,
     Registry,
     utc_now,
 )
 from aworld_runtime.messages import Task
+from aworld_runtime.replay.replay import replay
 from aworld_runtime.store.base import EpisodeRecord
 from aworld_runtime.store.open import open_store
 from tests.services import BusCluster
@@ -219,6 +226,37 @@ def test_replay_that_differs_or_is_slow_or_misses_a_kind_is_a_fault() -> None:
         "1 of 2 episodes are identical",
         "the replay is only 49.0 times as fast as the live runs",
     ]
+
+
+def test_fork_of_a_long_log_keeps_two_events_and_goes_on() -> None:
+    report = bench("fork", "--events", "2000", code=None)  # a busy machine may take 100 ms
+    assert report["kept_events"] == 2
+    assert {1, 1000, 2000} < {fork["at"] for fork in report["forks"]}
+    assert report["p50_ms"] <= report["max_ms"] == max(fork["ms"] for fork in report["forks"])
+    assert [went["at"] for went in report["went_on"]] == [1, 1000, 2000]
+    assert all(0 < went["claimed_s"] <= went["handled_s"] for went in report["went_on"])
+    assert [fault for fault in report["faults"] if not fault.startswith("a fork took")] == []
+
+
+async def test_long_log_is_what_its_program_appends() -> None:
+    events = list(islice(relay_events("e1"), 200))
+    assert [event.seq for event in events] == list(range(1, 201))
+    report = await replay(events, Relay().program())
+    assert (report.identical, report.handlers) == (True, 66)
+
+
+def test_fork_that_keeps_more_than_its_own_or_touches_its_parent_is_a_fault() -> None:
+    forked, requested, more = timed(
+        (0, EpisodeForked(parent="episode:e", at=4)),
+        (0, EpisodeRequested(task=Task(id="t", prompt=""), program="m:a")),
+        (0, MessagePosted(content="copied")),
+    )
+    own = [forked.at(5), requested.at(6)]
+    fork = Forked(id="f", at=4, ms=1)
+    assert fork_faults([fork], [own], 9, 9) == []
+    extra, touched = fork_faults([fork], [[*own, more.at(7)]], 10, 9)
+    assert "(7, 'message.posted')" in extra
+    assert touched == "the log that was forked ends at 10, and ended at 9"
 
 
 async def test_load_goes_through_the_whole_contract_and_is_counted_once() -> None:

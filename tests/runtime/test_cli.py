@@ -197,7 +197,7 @@ def test_version_names_the_code(capsys: pytest.CaptureFixture[str]) -> None:
         (["nodes", "--bus", "redis://h?queue_limit=all"], "queue_limit=all: expected a number"),
         (["nodes", "--bus", "redis://h?outage_s=nan"], "outage_s=nan: expected a number"),
         (["dead-letter"], "required: list|show|requeue|drop; see: aworld dead-letter --help"),
-        (["bench"], "required: bus|backpressure|idle|replay; see: aworld bench --help"),
+        (["bench"], "required: bus|backpressure|idle|replay|fork; see: aworld bench --help"),
         (["nodes", "--bus", "localhost:6379"], "expected a URL such as redis://HOST:PORT"),
         (["nodes", "--bus", "redis:/h"], "server '': expected redis://HOST:PORT"),
         (["nodes", "--bus", "redis://h:port"], "server 'h:port': expected redis://HOST:PORT"),
