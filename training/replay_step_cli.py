@@ -157,7 +157,15 @@ def _text(comparison: StepComparison) -> str:
             f"first difference: {first.name}: {first.difference}",
             f"likely cause: {first.cause}",
         ]
-    quantities = [(q.name, q.recorded, q.rebuilt, q.verdict) for q in comparison.quantities]
+    quantities = [
+        (
+            one.name,
+            _number(one.recorded),
+            _number(one.rebuilt),
+            f"{one.verdict}: {one.differing}" if one.differing else one.verdict,
+        )
+        for one in comparison.quantities
+    ]
     groups = [
         (group.group, _numbers(group.rewards), _numbers(group.advantages))
         for group in comparison.groups
@@ -172,6 +180,13 @@ def _text(comparison: StepComparison) -> str:
             "",
         ]
     )
+
+
+def _number(value: float | None) -> str:
+    """All its digits: what differs must look different."""
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e15 else repr(value)
 
 
 def _numbers(values: Sequence[float]) -> str:

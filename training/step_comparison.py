@@ -31,16 +31,23 @@ COMPUTED = "actor/"
 """Metrics that the model computed."""
 NOT_COMPARED = ("perf/", "batch/packed_tokens")
 """Metrics that say how the work was done, and not what came of it."""
-NEVER = "–"
+SETTINGS = {
+    "actor/lr": "learner.lr or learner.warmup_steps",
+    "actor/optimizer_steps": "learner.minibatch_rows",
+}
+"""Metrics that follow from settings alone."""
 
 
 class Quantity(Data):
-    """One thing that was recorded, and the same again."""
+    """One thing that was recorded, and the same again: a metric, or how many there are of a kind."""
 
     name: str
-    recorded: str
-    rebuilt: str
+    recorded: float | None
+    """None: it was not."""
+    rebuilt: float | None
     verdict: Verdict
+    differing: int = 0
+    """How many of the kind."""
     difference: str | None = None
     """Where it is different: where first, with both values."""
     cause: str | None = None
@@ -152,7 +159,7 @@ class _Comparison:
 
     def _rows(self) -> Quantity:
         was, again = self._was.rows, self._again.rows
-        if not was:
+        if not self._was.computed_with:
             return _not_recorded("rows", len(again))
         others = [i for i, (a, b) in enumerate(zip(was, again, strict=False)) if a != b]
         how, cause = None, self._changed("the code that makes rows of episodes")
@@ -180,11 +187,14 @@ class _Comparison:
 
     def _advantages(self) -> Quantity:
         was, again = self._was.advantages, self._again.advantages
-        if not was:
+        if not self._was.computed_with:
             return _not_recorded("advantages", len(again))
         others = [i for i, (a, b) in enumerate(zip(was, again, strict=False)) if a != b]
         how = cause = None
-        if others:
+        if len(was) != len(again):
+            how = f"{len(was)} were recorded, and there are {len(again)}"
+            cause = "the batch has other rows"
+        elif others:
             one = others[0]
             how = f"{self._row(one)} had the advantage {was[one]:.7g}, and has {again[one]:.7g}"
             cause = self._other_advantage() or self._changed("the code that computes advantages")
@@ -195,10 +205,8 @@ class _Comparison:
         began_with = self._config.learner.advantage
         for name, advantage in ADVANTAGES.items():
             values = row_advantages(self._recorded.rows, advantage=advantage).values
-            if (
-                StepFinished(step=0, metrics={}, advantages=values).advantages
-                == self._was.advantages
-            ):
+            rounded = StepFinished(step=0, metrics={}, advantages=values).advantages
+            if rounded == self._was.advantages:
                 return (
                     f"the run was trained with learner.advantage={name}, and its log begins with {began_with}:"
                     " its config.yaml was changed before a resume"
@@ -210,13 +218,13 @@ class _Comparison:
     def _gradient_norms(self) -> Quantity:
         was, again = self._was.gradient_norms, self._again.gradient_norms
         name = "norms of the gradient's parts"
-        if not was:
+        if not self._was.computed_with:
             return _not_recorded(name, len(again))
         if len(was) != len(again):
             how = f"{len(was)} were recorded, and there are {len(again)}"
             cause = "another model, or another number of optimizer steps"
-            return _counted(name, len(was), len(again), 1, how, cause)
-        least = max(was)
+            return _counted(name, len(was), len(again), 0, how, cause)
+        least = max(was, default=0.0)
         others = [i for i, (a, b) in enumerate(zip(was, again, strict=True)) if a != b]
         far = [i for i in others if not self._near(was[i], again[i], least)]
         how = None
@@ -229,13 +237,14 @@ class _Comparison:
     def _metrics(self, *, computed: bool) -> Iterator[Quantity]:
         was, again = self._was.metrics, self._again.metrics
         for name in sorted(was.keys() | again.keys()):
-            if not name.startswith(NOT_COMPARED) and name.startswith(COMPUTED) == computed:
+            by_model = name.startswith(COMPUTED) and name not in SETTINGS
+            if not name.startswith(NOT_COMPARED) and by_model == computed:
                 yield self._metric(name, was.get(name), again.get(name), computed=computed)
 
     def _metric(
         self, name: str, was: float | None, again: float | None, *, computed: bool
     ) -> Quantity:
-        recorded, rebuilt = (NEVER if value is None else _number(value) for value in (was, again))
+        how = cause = None
         if was is None:
             verdict = "not recorded"
         elif again is not None and (was == again or (math.isnan(was) and math.isnan(again))):
@@ -243,20 +252,12 @@ class _Comparison:
         elif computed and again is not None and self._near(was, again, LEAST):
             verdict = "close"
         else:
-            cause = (
-                self._other_weights()
-                if computed
-                else f"the store's copy of an episode's log was changed; or {self._changed('the code that counts')}"
-            )
-            return Quantity(
-                name=name,
-                recorded=recorded,
-                rebuilt=rebuilt,
-                verdict="different",
-                difference=f"it was {recorded}, and is {rebuilt}",
-                cause=cause,
-            )
-        return Quantity(name=name, recorded=recorded, rebuilt=rebuilt, verdict=verdict)
+            verdict = "different"
+            how = f"it was {was!r}, and is {again!r}"
+            cause = self._other_weights() if computed else self._other_record(name)
+        return Quantity(
+            name=name, recorded=was, rebuilt=again, verdict=verdict, difference=how, cause=cause
+        )
 
     def _near(self, one: float, two: float, least: float) -> bool:
         if self.tolerance is None:
@@ -272,6 +273,11 @@ class _Comparison:
         was, now = self._recorded.code_version, code_version()
         versions = f": the run had version {was}, and this is {now}" if was and was != now else ""
         return f"{what} has changed{versions}"
+
+    def _other_record(self, metric: str) -> str:
+        if metric in SETTINGS:
+            return f"{SETTINGS[metric]} was changed in the run's config.yaml before a resume"
+        return f"the store's copy of an episode's log was changed; or {self._changed('the code that counts')}"
 
     def _other_weights(self) -> str:
         return "; or ".join(
@@ -299,21 +305,17 @@ def _counted(
     """Many of a kind, of which the first difference says `how`."""
     return Quantity(
         name=name,
-        recorded=f"{recorded}",
-        rebuilt=f"{rebuilt}, of which {others} differ" if others else f"{rebuilt}",
+        recorded=recorded,
+        rebuilt=rebuilt,
         verdict="equal" if how is None else "different",
+        differing=others,
         difference=how,
-        cause=None if how is None else cause,
+        cause=cause if how else None,
     )
 
 
 def _not_recorded(name: str, rebuilt: int) -> Quantity:
-    return Quantity(name=name, recorded=NEVER, rebuilt=f"{rebuilt}", verdict="not recorded")
-
-
-def _number(value: float) -> str:
-    """All its digits: what differs must look different."""
-    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return Quantity(name=name, recorded=None, rebuilt=rebuilt, verdict="not recorded")
 
 
 def _differing(was: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:

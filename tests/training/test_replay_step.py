@@ -317,6 +317,20 @@ def test_another_advantage_than_the_one_that_the_run_began_with_is_named(run: Ru
     )
 
 
+def test_a_rate_that_was_changed_before_a_resume_is_named(run: Run) -> None:
+    def other(data: EventData) -> EventData | None:
+        if not isinstance(data, RunStarted):
+            return None
+        learner = {**CONFIG.learner.model_dump(mode="json"), "lr": 0.5}
+        return data.model_copy(update={"config": {**data.config, "learner": learner}})
+
+    run.change(run_log("r"), other)
+    first = run.rebuild(1).comparison.first
+    assert first is not None
+    assert (first.name, first.difference) == ("actor/lr", "it was 0.001, and is 0.5")
+    assert str(first.cause).startswith("learner.lr or learner.warmup_steps was changed")
+
+
 def test_other_weights_are_named_by_the_first_parameter_with_another_gradient(run: Run) -> None:
     weights = load_file(run.model / "model.safetensors")
     save_file(
