@@ -40,6 +40,16 @@ class RecordedStep:
     """Those that are others there, by their place in `rows`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Weights from which steps can be taken again."""
+
+    after: int
+    """The step that they are those after."""
+    checkpoint: Path | None
+    """None: the model that training began with."""
+
+
 class RecordedRun:
     """Its log, read once."""
 
@@ -93,21 +103,28 @@ class RecordedRun:
             return Path(path).parent.parent
         return self.config.out or Path("runs") / self.run_id
 
-    def begin(self, step: int, folder: Path | None) -> int:
-        """The first of the steps to take again for `step`."""
-        checkpoint = self.checkpoint_before(step, folder)
-        return 1 if checkpoint is None else checkpoint[0] + 1
-
-    def checkpoint_before(self, step: int, folder: Path | None) -> tuple[int, Path] | None:
-        """The newest one with which the weights before `step` can be had, where it still is; `folder` is the run's, if it
-        was moved.
-        """
+    def start_of(self, step: int, folder: Path | None) -> Start:
+        """The newest weights before `step` that are still there; `folder` is the run's, if it was moved."""
         for number in sorted(self.state.checkpoints, reverse=True):
             path = Path(self.state.checkpoints[number])
             path = path if folder is None else folder / path.parent.name / path.name
             if number < step and path.is_dir():
-                return number, path
-        return None
+                return Start(number, path)
+        return Start(0, None)
+
+    def finished(self, number: int) -> StepFinished:
+        """What its end says.
+
+        Raises:
+            NotFoundError: it is not in the log, or not finished.
+        """
+        if number in self.state.steps:
+            return self.state.steps[number]
+        if number in self.state.batches:
+            raise NotFoundError(
+                f"step {number} of run {self.run_id} is not finished: its batch was formed, and no step.finished follows"
+            )
+        raise NotFoundError(f"run {self.run_id} has no step {number}; its last is {self.last}")
 
     async def step(self, store: Store, number: int) -> RecordedStep:
         """One step and its batch.
@@ -116,7 +133,7 @@ class RecordedRun:
             NotFoundError: it is not in the log, or not finished, or an episode of its batch is not in the store.
             TrainingError: an episode can't be trained on, as the store has it.
         """
-        finished = self._finished(number)
+        finished = self.finished(number)
         groups = tuple(
             done
             for name in self.state.batches[number].group_ids
@@ -141,15 +158,6 @@ class RecordedRun:
             stored=stored,
             stored_otherwise=otherwise,
         )
-
-    def _finished(self, number: int) -> StepFinished:
-        if number in self.state.steps:
-            return self.state.steps[number]
-        if number in self.state.batches:
-            raise NotFoundError(
-                f"step {number} of run {self.run_id} is not finished: its batch was formed, and no step.finished follows"
-            )
-        raise NotFoundError(f"run {self.run_id} has no step {number}; its last is {self.last}")
 
     async def _episode_log(self, store: Store, episode: str, step: int) -> list[Event]:
         events = await read_all(store, episode_log(episode))

@@ -26,7 +26,7 @@ from aworld_runtime.store.base import Store
 from aworld_runtime.training.learner import Learner
 from aworld_runtime.training.other_ranks import learner_of
 from aworld_runtime.training.rank import AllRanks
-from aworld_runtime.training.recorded_run import RecordedRun, RecordedStep
+from aworld_runtime.training.recorded_run import RecordedRun, RecordedStep, Start
 from aworld_runtime.training.rows import TrainingRow
 from aworld_runtime.training.run_folder import RunFolder
 from aworld_runtime.training.smollm2 import NAME, resolve_model
@@ -76,11 +76,11 @@ async def rebuild_step(
     """
     recorded = await RecordedRun.read(store, run)
     wanted = await recorded.step(store, step)
-    begin = recorded.begin(step, folder)
-    batches = [await recorded.step(store, number) for number in range(begin, step)]
+    start = recorded.start_of(step, folder)
+    batches = [await recorded.step(store, number) for number in range(start.after + 1, step)]
 
     def take() -> RebuiltStep:
-        with replaying(recorded, step, folder=folder, model=model, ranks=ranks) as replay:
+        with replaying(recorded, start, folder=folder, model=model, ranks=ranks) as replay:
             for batch in batches:
                 replay.take(batch)
             return replay.take(wanted)
@@ -91,15 +91,15 @@ async def rebuild_step(
 @contextmanager
 def replaying(
     run: RecordedRun,
-    first: int,
+    start: Start,
     *,
     folder: Path | None = None,
     model: Path | None = None,
     ranks: int | None = None,
 ) -> Generator[StepReplay]:
-    """A learner with the newest weights that lie before step `first`, cut in as many threads and ranks as then."""
+    """A learner of the run, at `start`, in as many threads and ranks as it had after that."""
     source = _model(run, folder, model)
-    then = run.state.steps[first].computed_with
+    then = run.finished(start.after + 1).computed_with
     threads = torch.get_num_threads()
     config = run.config.learner
     config = config.model_copy(
@@ -109,11 +109,9 @@ def replaying(
     try:
         with learner_of(source, config, ranks=ranks) as learner:
             every_rank = AllRanks(learner, RunFolder(folder or run.folder))
-            checkpoint = run.checkpoint_before(first, folder)
-            if checkpoint is not None:
-                every_rank.load(checkpoint[1])
-            step, weights = checkpoint or (0, source)
-            yield StepReplay(run, learner, every_rank, step=step, weights=weights)
+            if start.checkpoint is not None:
+                every_rank.load(start.checkpoint)
+            yield StepReplay(run, learner, every_rank, start.after, start.checkpoint or source)
     finally:
         torch.set_num_threads(threads)
 
@@ -122,16 +120,16 @@ class StepReplay:
     """Takes the steps of a run again, in their order; each blocks."""
 
     def __init__(
-        self, run: RecordedRun, learner: Learner, every_rank: AllRanks, *, step: int, weights: Path
+        self, run: RecordedRun, learner: Learner, every_rank: AllRanks, after: int, weights: Path
     ) -> None:
-        """The learner has the weights after step `step`, which are from `weights`; `every_rank` asks all of its ranks."""
+        """The learner has the weights after step `after`, loaded from `weights`; `every_rank` asks all of its ranks."""
         self._run = run
         self._parameters = [name for name, _ in learner.named_weights()]
         self._every_rank = every_rank
         self._tokens: dict[int, TokenTerms] = {}
         """By the row's identity: rows may be equal."""
         learner.watch = lambda row, terms: self._tokens.update({id(row): terms})
-        self._begin = step + 1
+        self._begin = after + 1
         self._weights = weights
         self.next = self._begin
         """The step to take next."""

@@ -97,8 +97,9 @@ def _comparisons(arguments: argparse.Namespace) -> Iterator[StepComparison]:
     last = arguments.step or run.last
     wanted = run_async(_read_step, arguments, run, last)  # what is missing is said at once
     first = 1 if arguments.all else last
+    start = run.start_of(first, arguments.folder)
     moved = {"folder": arguments.folder, "model": arguments.model}
-    with replaying(run, first, **moved, ranks=arguments.ranks) as replay:
+    with replaying(run, start, **moved, ranks=arguments.ranks) as replay:
         while (number := replay.next) <= last:
             step = wanted if number == last else run_async(_read_step, arguments, run, number)
             # Outside of any event loop, so that Ctrl-C ends it at once.
