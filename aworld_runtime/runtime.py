@@ -262,9 +262,10 @@ class Runtime:
                 f"no episode {episode_id!r} on {self.bus.url} or in {self.store.url}"
             )
         if live.finished:
-            debugger = Debugger(live.events, None if program is None else program.program())
+            again = None if program is None else program.program()
+            debugger = Debugger(live.events, again, forks=self, runs=program)
         else:
-            debugger = Debugger(live.events, live=live)
+            debugger = Debugger(live.events, live=live, forks=self, runs=program)
         try:
             yield debugger
         finally:

@@ -71,9 +71,7 @@ COMMANDS = {
     "replay-step": Command(
         "aworld_runtime.training.replay_step_cli:run", "take a training run's steps again"
     ),
-    "debug": Command(
-        "aworld_runtime.cli.debug:run", "stop anywhere in an episode, and look around"
-    ),
+    "debug": Command("aworld_runtime.cli.debug:run", "stop anywhere in an episode, and change it"),
     "export": Command("aworld_runtime.cli.export:run", "write an episode or a run into one file"),
     "import": Command("aworld_runtime.cli.import_file:run", "take an exported file into a store"),
     "cancel": Command("aworld_runtime.cli.control:cancel", "end episodes that run"),

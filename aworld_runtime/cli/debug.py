@@ -37,14 +37,15 @@ T = TypeVar("T")
 TERMINATED = 130
 """Exit code at SIGTERM: a prompt survives Ctrl-C, as which it counts elsewhere."""
 SLOTS = 8
-"""Episodes at once in this process."""
+"""For a fork, and those before it that are being left."""
 LEAVE_S = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Open an episode in a debugger: breakpoints, steps forwards and back, what every agent knew at any event. A recorded"
-        " episode's handlers run again as you pass them, without a live call. An episode that still runs is paused and stepped on its worker. help lists the commands."
+        " episode's handlers run again as you pass them, without a live call. Edit an event, and a fork of the episode goes on"
+        " live from there. An episode that still runs is paused and stepped on its worker. help lists the commands."
     )
     parser.add_argument(
         "episode",
@@ -74,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 def debug(arguments: argparse.Namespace, *, first: str | None = None) -> int:
     """Open the prompt on an episode that is, or was; `first` is a command to begin with."""
     import_from_here()
+    _expect_no_json(arguments)
     with _Session(arguments) as session:
         debugger, about = session.enter(_opened(arguments))
         return session.converse(debugger, about, first)
@@ -81,6 +83,7 @@ def debug(arguments: argparse.Namespace, *, first: str | None = None) -> int:
 
 def debug_new(arguments: argparse.Namespace) -> int:
     """The same on an episode of `aworld run`, which begins with it."""
+    _expect_no_json(arguments)
     with _Session(arguments) as session:
         runtime = session.runtime()
         submit = partial(
@@ -93,6 +96,11 @@ def debug_new(arguments: argparse.Namespace) -> int:
         episode = session.portal.call(submit)
         debugger = session.enter(runtime.debug(episode))
         return session.converse(debugger, f"episode {episode}: live, paused", None)
+
+
+def _expect_no_json(arguments: argparse.Namespace) -> None:
+    if vars(arguments).get("json"):
+        raise UsageError("--json and a debugger's prompt: choose one")
 
 
 class _Session:
@@ -120,14 +128,7 @@ class _Session:
     def runtime(self) -> Runtime:
         """Where new episodes live; opened for the first."""
         if self._runtime is None:
-            from aworld_runtime.config import Settings
-            from aworld_runtime.runtime import Runtime
-
-            bus = self._arguments.bus or Settings.from_env().bus
-            slots = SLOTS if bus.startswith("memory:") else 0
-            self._runtime = self.enter(
-                Runtime(bus=bus, store=self._arguments.store, slots=slots, kind="debug")
-            )
+            self._runtime = self.enter(_runtime(self._arguments))
         return self._runtime
 
     def converse(self, debugger: Debugger, about: str, first: str | None) -> int:
@@ -136,27 +137,37 @@ class _Session:
 
         for text in self._arguments.breakpoints:
             self.portal.call(debugger.break_at, text)
-        prompt = Prompt(debugger, self.portal)
+        prompt = Prompt(debugger, self.portal, runtime=self.runtime)
         try:
             return prompt.go(about, first)
         finally:
-            self.portal.call(_leave, debugger)
+            self.portal.call(_leave, debugger, self._arguments.bus)
+
+
+@asynccontextmanager
+async def _runtime(arguments: argparse.Namespace) -> AsyncGenerator[Runtime]:
+    from aworld_runtime.config import Settings
+    from aworld_runtime.runtime import Runtime
+
+    bus = arguments.bus or Settings.from_env().bus
+    slots = SLOTS if bus.startswith("memory:") else vars(arguments).get("slots", 0)
+    async with Runtime(bus=bus, store=arguments.store, slots=slots, kind="debug") as runtime:
+        yield runtime
 
 
 def _terminate(_: int, __: object) -> None:
     sys.exit(TERMINATED)
 
 
-async def _leave(debugger: Debugger) -> None:
+async def _leave(debugger: Debugger, bus: str | None) -> None:
     import anyio
 
     with anyio.move_on_after(LEAVE_S):
         await debugger.leave()
     live = debugger.live
     if live is not None and debugger.now().paused and not live.finished:
-        print(
-            f"episode {live.episode_id} stays paused; to let it go on: aworld resume {live.episode_id}"
-        )
+        where = f" --bus {bus}" if bus else ""
+        print(f"it stays paused; to let it go on: aworld resume {live.episode_id}{where}")
 
 
 @asynccontextmanager
@@ -178,7 +189,7 @@ async def _opened(arguments: argparse.Namespace) -> AsyncGenerator[tuple[Debugge
         if urlsplit(bus_url).scheme != "memory":
             live = await _live(stack, arguments, bus_url)
         if live is not None:
-            debugger = Debugger(live.events, live=live)
+            debugger = Debugger(live.events, live=live, runs=arguments.program)
             yield debugger, f"episode {live.episode_id} runs: at its last event, {debugger.seq}"
             return
         async with stored(arguments.store, registry := Registry()) as store:
@@ -193,7 +204,7 @@ async def _opened(arguments: argparse.Namespace) -> AsyncGenerator[tuple[Debugge
         about = (
             f"episode {episode.id}, {episode.status or 'unfinished'}, {len(events)} events; {note}"
         )
-        yield Debugger(events, program), about
+        yield Debugger(events, program, runs=arguments.program), about
 
 
 async def _live(stack: AsyncExitStack, arguments: argparse.Namespace, bus_url: str) -> Live | None:

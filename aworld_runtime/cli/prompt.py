@@ -18,15 +18,16 @@ from typing import TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
+from pydantic import JsonValue
 
-from aworld_runtime.cli.gist import gist
-from aworld_runtime.cli.shared import one_line
-from aworld_runtime.cli.side_by_side import side_by_side
+from aworld_runtime.cli.log import Layout
+from aworld_runtime.cli.screen import PIPE_WIDTH, Look
+from aworld_runtime.cli.side_by_side import explained
 from aworld_runtime.errors import AWorldError, UsageError, first_error
 from aworld_runtime.events import Event
 from aworld_runtime.messages import Message
 from aworld_runtime.predicate import values
-from aworld_runtime.replay.debugger import Debugger, Stop, Why
+from aworld_runtime.replay.debugger import Debugger, Forks, Stop, Why
 from aworld_runtime.replay.state import EpisodeState
 
 T = TypeVar("T")
@@ -36,11 +37,14 @@ ALIASES = {
     "n": "next",
     "c": "continue",
     "u": "until",
+    "r": "run",
     "g": "goto",
     "b": "break",
     "l": "list",
     "p": "print",
     "w": "where",
+    "e": "edit",
+    "m": "model",
     "h": "help",
     "q": "quit",
 }
@@ -58,10 +62,14 @@ COMMANDS = {
     "print [PATH]": "the event, or a field of it: data.content",
     "state [ROLE]": "what an agent knows here: its conversation, and what it has yet to do",
     "where": "who has to do what, and who waits for whom",
+    "edit PATH=VALUE": "go on, live, with a fork in which this event has another value: data.content=42",
+    "model ROLE=MODEL": "go on, live, with a fork in which a role (* for all) has another model",
+    "fork [MODULE:ATTRIBUTE]": "go on, live, with a fork from here, perhaps of another program",
+    "run [MODULE:ATTRIBUTE]": "fork, then continue",
     "pause": "a live episode starts nothing new",
     "resume": "a live episode goes on, and is not followed",
     "help [COMMAND]": "this list, or more of a command",
-    "quit": "leave; of a live episode the breakpoints are cleared, a pause stays",
+    "quit": "leave: breakpoints of a live episode are cleared, a pause stays; a paused fork is cancelled",
 }
 SAID: Mapping[Why, str] = {
     "breakpoint": "breakpoint {}",
@@ -73,18 +81,21 @@ SAID: Mapping[Why, str] = {
 """Of why it has stopped."""
 AROUND = 5
 """Events that `list` shows on either side."""
-WIDTH = 120
-"""Columns where nobody says how many there are."""
 
 
 class Prompt(cmd.Cmd):
     """Commands of one debugger, until it is quit."""
 
-    def __init__(self, debugger: Debugger, portal: BlockingPortal) -> None:
+    def __init__(
+        self, debugger: Debugger, portal: BlockingPortal, *, runtime: Callable[[], Forks]
+    ) -> None:
         super().__init__()
         self.code = 0
         self._debugger = debugger
         self._portal = portal
+        self._runtime = runtime
+        """Where forks are made, opened when it is called."""
+        self._look = Look.of(sys.stdout)
         self._interactive = sys.stdin.isatty()
         self.prompt = "(aworld) " if self._interactive else ""
 
@@ -106,12 +117,16 @@ class Prompt(cmd.Cmd):
                 self.cmdloop()
                 break
             except KeyboardInterrupt:
+                if not self._interactive:
+                    raise
                 print("\ninterrupted; quit leaves")
                 self._show()
         return self.code
 
     def onecmd(self, line: str) -> bool:
         try:
+            if self._debugger.live is not None:
+                self._call(self._debugger.live.look)
             return bool(super().onecmd(line))
         except BaseExceptionGroup as group:
             error = first_error(group)
@@ -239,15 +254,13 @@ class Prompt(cmd.Cmd):
         event = self._debugger.event
         if not arg:
             print(f"seq {event.seq}")
-            print(event.model_dump_json(indent=2, exclude_defaults=True))
+            self._say(event.model_dump_json(indent=2, exclude_defaults=True))
             return
         found = values(event, arg)
         if not found:
             raise UsageError(f"{event.type} has no {arg}; print shows the whole event")
         for value in found:
-            print(
-                value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
-            )
+            self._say(_text(value))
 
     def do_state(self, arg: str) -> None:
         roles = self._debugger.state().to_handle
@@ -257,9 +270,9 @@ class Prompt(cmd.Cmd):
         print(f"{state.role} at event {state.seq}: {len(state.turns)} turns so far")
         for place, message in enumerate(state.messages):
             new = place >= len(state.messages) - len(state.pending)
-            print(_columns("+ " if new else "  ", _said(message)))
+            self._say(("+ " if new else "  ") + _said(message))
         for call in state.open_calls:
-            print(f"  waits for {call.call.name} (event {call.seq})")
+            self._say(f"  waits for {call.call.name} (event {call.seq})")
         if state.to_handle:
             print(f"  has to handle {_events(state.to_handle)}")
 
@@ -267,14 +280,40 @@ class Prompt(cmd.Cmd):
         state = self._debugger.state()
         print(_standing(self._debugger.now() if self._debugger.live else state))
         width = max(map(len, state.to_handle), default=0)
-        for role, waiting in state.to_handle.items():
+        for role, waiting in state.to_handle.items() if state.reason is None else ():
             print(
                 f"  {role:<{width}}  {'has to handle ' + _events(waiting) if waiting else 'waits'}"
             )
         for call in state.open_calls:
-            print(f"  {call.call.name} is to answer {call.role} (event {call.seq})")
+            self._say(f"  {call.call.name} is to answer {call.role} (event {call.seq})")
         for seq in state.questions:
             print(f"  a person is to answer event {seq}")
+
+    # --- changing --------------------------------------------------------------------------------------------------------
+
+    def do_edit(self, arg: str) -> None:
+        path, _, value = _given(arg, "PATH=VALUE").partition("=")
+        changes = {path.strip(): _json(_given(value.strip(), "PATH=VALUE"))}
+        self._debugger.forks = self._runtime()
+        self._forked(self._call(lambda: self._debugger.edit(changes)))
+
+    def do_model(self, arg: str) -> None:
+        role, _, model = _given(arg, "ROLE=MODEL").partition("=")
+        models = {role.strip(): _given(model.strip(), "ROLE=MODEL")}
+        self._debugger.forks = self._runtime()
+        self._forked(self._call(lambda: self._debugger.fork(models=models)))
+
+    def do_fork(self, arg: str) -> None:
+        self._debugger.forks = self._runtime()
+        self._forked(self._call(lambda: self._debugger.fork(program=arg or None)))
+
+    def do_run(self, arg: str) -> None:
+        self.do_fork(arg)
+        self.do_continue("")
+
+    def _forked(self, stop: Stop) -> None:
+        print(f"episode {stop.event.episode_id}: live, paused")
+        self._show(stop.event)
 
     # --- what is shown ---------------------------------------------------------------------------------------------------
 
@@ -283,29 +322,28 @@ class Prompt(cmd.Cmd):
             print(said.format(stop.detail))
         if stop.difference is not None:
             self.code = self.code or 1
-            columns = shutil.get_terminal_size((WIDTH, 24)).columns
-            print(side_by_side(stop.difference.recorded, stop.difference.replayed, columns))
+            columns = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
+            self._say(explained(stop.difference, columns))
         self._show(stop.event)
 
     def _show(self, event: Event | None = None) -> None:
+        """An event as `aworld log` has it, with an arrow at the position."""
         here = self._debugger.event
         event = event or here
-        seconds = (event.time - self._debugger.events[0].time).total_seconds()
-        arrow = "→" if event.seq == here.seq else " "
-        start = (
-            f"{arrow}{event.seq:>5} {max(seconds, 0):>9.3f}  {event.role:<12}  {event.type:<20}  "
-        )
-        print(_columns(start, gist(event)))
+        layout = Layout(shutil.get_terminal_size((PIPE_WIDTH, 24)).columns - 1, self._look)
+        layout.note(self._debugger.events[0])
+        layout.note(event)
+        print(self._look.safe("→" if event.seq == here.seq else " ") + layout.line(event))
 
-
-def _columns(start: str, text: str) -> str:
-    columns = shutil.get_terminal_size((WIDTH, 24)).columns
-    return start + one_line(text, max(columns - len(start), 30))
+    def _say(self, text: str) -> None:
+        """What a model or a tool may have written: on as many lines as it has."""
+        for line in text.split("\n"):
+            print(self._look.safe(line))
 
 
 def _said(message: Message) -> str:
-    calls = "".join(f" {call.name}({json.dumps(call.arguments)})" for call in message.tool_calls)
-    return f"{message.role}: {message.content}{calls}"
+    calls = [f"{call.name}({json.dumps(call.arguments)})" for call in message.tool_calls]
+    return f"{message.role}: {' '.join([*filter(None, [message.content]), *calls])}"
 
 
 def _standing(state: EpisodeState) -> str:
@@ -328,3 +366,16 @@ def _number(arg: str, what: str) -> int:
     if not arg.isdecimal():
         raise UsageError(f"{what} is a number, not {arg!r}")
     return int(arg)
+
+
+def _text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _json(text: str) -> JsonValue:
+    """As JSON where it is some; else as it stands."""
+    try:
+        value: JsonValue = json.loads(text)
+    except ValueError:
+        return text
+    return value

@@ -21,7 +21,7 @@ from aworld_runtime.cli.shared import (
     run_async,
     stored,
 )
-from aworld_runtime.cli.side_by_side import side_by_side
+from aworld_runtime.cli.side_by_side import explained
 from aworld_runtime.errors import AWorldError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -135,9 +135,7 @@ def _show(episode: str, outcome: ReplayReport | str) -> None:
         return
     divergence = outcome.divergence
     print(f"{episode}  DIFFERENT after {size}: {divergence.message}")
-    print(f"likely cause: {divergence.cause}: {divergence.advice}")
-    columns = shutil.get_terminal_size((120, 24)).columns
-    print(side_by_side(divergence.recorded, divergence.replayed, columns))
+    print(explained(divergence, shutil.get_terminal_size((120, 24)).columns))
 
 
 def _print_json(

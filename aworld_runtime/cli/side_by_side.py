@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aworld_runtime.replay.replay import Divergence
+
+
+def explained(divergence: Divergence, width: int) -> str:
+    """The likely cause of a difference, and its two sides."""
+    sides = side_by_side(divergence.recorded, divergence.replayed, width)
+    return f"likely cause: {divergence.cause}: {divergence.advice}\n{sides}"
+
 
 def side_by_side(recorded: str, replayed: str, width: int) -> str:
     """Two columns of the lines that differ, each cut to where it begins to."""

@@ -9,7 +9,9 @@ Time travel is free, because it is a log: positions go back and forth over what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -27,11 +29,12 @@ from aworld_runtime.events import (
     EpisodeStepped,
     Event,
 )
+from aworld_runtime.forks import EDITED_AFTER
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.nodes.node import Program, Runnable
 from aworld_runtime.predicate import Predicate
 from aworld_runtime.replay.live import HEARD_S, Live
-from aworld_runtime.replay.replay import Rerun
+from aworld_runtime.replay.replay import Divergence, Rerun
 from aworld_runtime.replay.state import EpisodeState, RoleState, episode_state, role_state
 
 Why: TypeAlias = Literal[
@@ -55,25 +58,28 @@ class Stop:
     event: Event
     detail: str = ""
     """Which breakpoint, what differs, who waits for what."""
-    difference: DivergenceError | None = None
+    difference: Divergence | None = None
 
     @property
     def seq(self) -> int:
         return self.event.seq
 
 
-class Fork(Protocol):
-    """Makes an episode that shares this one's events up to `at` and goes on from there, once it is resumed."""
+class Forks(Protocol):
+    """Where forks are made: a `Runtime`."""
 
-    async def __call__(
+    async def fork(
         self,
         episode_id: str,
         *,
         at: int,
-        edit: Mapping[str, JsonValue] | None,
-        program: Runnable | str | None,
-        models: Mapping[str, ModelSpec | str] | None,
-    ) -> Live: ...
+        edit: Mapping[str, JsonValue] | None = None,
+        program: Runnable | str | None = None,
+        models: Mapping[str, ModelSpec | str] | None = None,
+        paused: bool = False,
+    ) -> str: ...
+
+    def live(self, episode_id: str) -> Live: ...
 
 
 class Debugger:
@@ -83,7 +89,8 @@ class Debugger:
         events: the whole history; `live` has its own.
         program: what ran: its handlers run again as their ends are passed, and a difference stops there.
         live: the episode, where it still runs.
-        fork: makes forks, for `edit` and `fork`.
+        forks: where `edit` and `fork` go on.
+        runs: what they run there, if it isn't what the log names.
     """
 
     def __init__(
@@ -92,7 +99,8 @@ class Debugger:
         program: Program | None = None,
         *,
         live: Live | None = None,
-        fork: Fork | None = None,
+        forks: Forks | None = None,
+        runs: Runnable | str | None = None,
     ) -> None:
         if not events:
             raise ReplayError("an episode without events can't be debugged")
@@ -104,7 +112,8 @@ class Debugger:
         self._record = events
         self._rerun = None if program is None else Rerun(events, program)
         self._outcomes = {e.id for e in self._rerun.outcomes} if self._rerun else set[str]()
-        self._fork = fork
+        self.forks = forks
+        self._runs = runs
         self._forked = False
         """The live one is a fork that was made here."""
         self._numbers = 0
@@ -252,8 +261,10 @@ class Debugger:
         if self._rerun is not None and event.id in self._outcomes:
             try:
                 await self._rerun.handler(event)
-            except DivergenceError as difference:
-                return Stop("diverged", event, str(difference), difference)
+            except DivergenceError as error:
+                with _no_breakpoint_of_pythons():
+                    difference = await self._rerun.explain(event, error)
+                return Stop("diverged", event, difference.message, difference)
         if done(event):
             return Stop("moved", event)
         for number, predicate in self.breakpoints.items():
@@ -307,28 +318,35 @@ class Debugger:
         models: Mapping[str, ModelSpec | str] | None = None,
     ) -> Stop:
         """Go on, live and paused, with a fork from the position, perhaps with another program or other models."""
-        return await self._go_on(self.seq, program=program, models=models)
+        self._runs = program or self._runs
+        return await self._go_on(self.seq, models=models)
 
     async def _go_on(
         self,
         at: int,
         *,
         edit: Mapping[str, JsonValue] | None = None,
-        program: Runnable | str | None = None,
         models: Mapping[str, ModelSpec | str] | None = None,
     ) -> Stop:
-        if self._fork is None:
-            raise UsageError("nobody makes forks for this debugger: open it by Runtime.debug")
         if at < 1:
             raise UsageError(
-                "the request itself can't be edited: fork it with another program, or run it anew"
+                "the request itself can't be edited; fork it, perhaps with another program"
             )
-        episode_id = self.events[-1].episode_id or ""
-        live = await self._fork(episode_id, at=at, edit=edit, program=program, models=models)
+        if self.forks is None:
+            raise UsageError("this debugger can make no fork: open it by Runtime.debug")
+        fork = await self.forks.fork(
+            self.events[-1].episode_id or "",
+            at=at,
+            edit=edit,
+            program=self._runs,
+            models=models,
+            paused=True,
+        )
         await self.leave()
-        await live.begin()
-        self.live, self._forked, self._rerun = live, True, None
-        self.seq = at + (3 if edit else 2)
+        self.live, self._forked, self._rerun = self.forks.live(fork), True, None
+        with anyio.fail_after(HEARD_S):
+            await self.live.begin()
+        self.seq = at + (EDITED_AFTER if edit else 2)
         await self._tell_breakpoints()
         return Stop("start", self.event)
 
@@ -346,6 +364,17 @@ class Debugger:
             await self.live.tell(EpisodeCancelled(reason="its debugger has left it"))
         elif now.breakpoints:
             await self.live.tell(BreakpointsSet())
+
+
+@contextmanager
+def _no_breakpoint_of_pythons() -> Generator[None]:
+    """While a handler runs again for a reason of ours, the user's `breakpoint()` does nothing."""
+    hook = sys.breakpointhook
+    sys.breakpointhook = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        sys.breakpointhook = hook
 
 
 def _waits_for(state: EpisodeState) -> str:

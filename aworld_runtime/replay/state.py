@@ -19,6 +19,7 @@ from aworld_runtime.events import (
     ToolFailed,
     ToolReturned,
 )
+from aworld_runtime.forks import counted
 from aworld_runtime.messages import Data, Message, ToolCall, ToolSpec
 from aworld_runtime.nodes.pause import Pause
 from aworld_runtime.nodes.routing import receivers
@@ -133,7 +134,7 @@ def role_state(events: Sequence[Event], seq: int, role: str) -> RoleState:
         known = ", ".join(state.to_handle) or "none yet"
         raise UsageError(f"no role {role!r} in this episode; there are: {known}")
     fold = TrajectoryFold(role)
-    for event in events[:seq]:
+    for event in counted(events[:seq]):
         fold.add(event)
     pending = tuple(fold.pending.values())
     return RoleState(

@@ -20,7 +20,8 @@ from aworld_runtime.events import (
     ToolCalled,
     ToolReturned,
 )
-from aworld_runtime.models.scripted import ScriptedModel
+from aworld_runtime.models.base import ModelRequest
+from aworld_runtime.models.scripted import Reply, ScriptedModel
 from aworld_runtime.replay.debugger import Debugger, Stop
 from tests.commands import serving
 from tests.episodes import (
@@ -330,3 +331,84 @@ async def test_at_a_breakpoint_another_worker_takes_over_and_the_debugger_goes_o
                     await debugger.next("solver")
                     assert (await debugger.continue_()).why == "end"
         assert (await runtime.result(episode)).answer == "checked: 100"
+
+
+# --- from a record to a live one --------------------------------------------------------------------------------------------
+
+
+async def recorded(runtime: Runtime) -> str:
+    episode = await runtime.run(adding_swarm(ScriptedModel(adding), Adder()), "Add it all.")
+    assert episode.answer == "checked: 100"
+    return episode.id
+
+
+async def test_an_edited_event_goes_on_live_and_paused_in_a_fork(runtime: Runtime) -> None:
+    original = await recorded(runtime)
+    model, tool = ScriptedModel(adding), Adder()
+    async with runtime.debug(original, adding_swarm(model, tool)) as debugger:
+        await debugger.break_at("type=tool.called and call.id=c4")
+        at = (await debugger.until("type=tool.returned and content=70")).seq
+        stop = await debugger.edit({"data.content": 12})
+        assert (stop.event.type, stop.event.data) == (
+            "tool.returned",
+            ToolReturned(name="add", content=12),
+        )
+        assert stop.seq == at + 2
+        await anyio.wait_all_tasks_blocked()
+        assert (len(model.requests), tool.ran, debugger.now().paused) == (0, [], True)
+        assert debugger.role("solver").pending[-1].content == "12"
+        stop = await debugger.continue_()
+        assert (stop.why, stop.event.type) == ("breakpoint", "tool.called")
+        assert tool.ran == []
+        assert (await debugger.step()).event.type == "delivery.handled"
+        assert (await debugger.step()).event.type == "tool.returned"
+        assert tool.ran == [(30, 12)]
+        assert (await debugger.continue_()).why == "end"
+        assert debugger.role("solver").messages[-1].content == "42"
+        fork = debugger.event.episode_id
+    assert [await answer_of_solver(runtime, e) for e in (fork, original)] == ["42", "100"]
+
+
+async def answer_of_solver(runtime: Runtime, episode: str | None) -> str:
+    solver = (await runtime.result(episode or "")).trajectory("solver")
+    assert solver is not None
+    return solver.turns[-1].completion.text
+
+
+async def test_a_fork_goes_on_from_the_position_with_another_program(runtime: Runtime) -> None:
+    original = await recorded(runtime)
+
+    def brief(_: ModelRequest) -> Reply:
+        return "brief"
+
+    other = adding_swarm(ScriptedModel(brief), Adder())
+    async with runtime.debug(original) as debugger:
+        at = (await debugger.until("type=model.requested and role=verifier")).seq - 1
+        debugger.goto(at)
+        stop = await debugger.fork(program=other)
+        assert (stop.event.type, stop.seq) == ("episode.requested", at + 2)
+        assert (await debugger.continue_()).why == "end"
+        assert debugger.state().answer == "brief"
+
+
+async def test_a_fork_that_is_left_paused_is_cancelled_and_forks_can_be_forked(
+    runtime: Runtime,
+) -> None:
+    original = await recorded(runtime)
+    program = adding_swarm(ScriptedModel(adding), Adder())
+    async with runtime.debug(original, program) as debugger:
+        await debugger.until("type=tool.returned and content=30")
+        await debugger.edit({"data.content": 31})
+        first = debugger.event.episode_id
+        await debugger.edit({"data.content": 32})
+        second = debugger.event.episode_id
+        assert debugger.role("solver").pending[-1].content == "32"
+    for fork in (first, second):
+        assert fork is not None
+        assert (await runtime.result(fork)).reason == "cancelled"
+
+
+async def test_the_request_itself_cannot_be_edited(runtime: Runtime) -> None:
+    async with runtime.debug(await recorded(runtime)) as debugger:
+        with pytest.raises(UsageError, match="request itself"):
+            await debugger.edit({"data.seed": 1})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -95,6 +96,7 @@ def test_the_conversation_of_an_agent_as_it_was_at_an_event(debug: Debug) -> Non
         ("print data.nothing", "episode.requested has no data.nothing"),
         ("state judge", "no role 'judge'"),
         ("pause", "the episode has ended"),
+        ("edit data.content=1", "the request itself can't be edited"),
     ],
 )
 def test_a_command_that_fails_ends_a_script_with_2(debug: Debug, line: str, told: str) -> None:
@@ -105,6 +107,25 @@ def test_a_command_that_fails_ends_a_script_with_2(debug: Debug, line: str, told
     assert len(out.splitlines()) == 2
 
 
+def test_what_is_edited_goes_on_live_in_a_fork(debug: Debug) -> None:
+    code, out, err = debug(
+        "u type=tool.returned and content=30", "edit data.content=31", "w", "n", "c"
+    )
+    assert (code, err) == (0, "")
+    assert re.search(r"^episode \S+: live, paused\n→ .* → solver: add = 31$", out, re.MULTILINE)
+    assert "paused, 0 steps left\n  solver       has to handle event " in out
+    assert "answered 'checked: 100'" in out.splitlines()[-1]
+    code, out, _ = debug("u type=answer.proposed and role=solver", "p data.text")
+    assert (code, out.splitlines()[-1]) == (0, "101")
+
+
+def test_from_any_event_a_fork_goes_on_with_another_program(debug: Debug) -> None:
+    script = ("u type=message.posted and to=verifier", "run tests.replayed:swarm")
+    code, out, err = debug(*script)
+    assert (code, err) == (0, "")
+    assert "answered 'checked: 100'" in out.splitlines()[-1]
+
+
 def test_a_difference_is_shown_side_by_side_and_is_1(debug: Debug) -> None:
     program = ("--program", "tests.replayed:changed_swarm")
     code, out, _ = debug("c", "c", command=("debug", "last", *program))
@@ -112,6 +133,50 @@ def test_a_difference_is_shown_side_by_side_and_is_1(debug: Debug) -> None:
     assert "DIFFERENT: at seq" in out
     assert "│" in out
     assert out.splitlines()[-2] == "nothing follows"
+
+
+STOPS = """
+import os
+from aworld_runtime.events import EpisodeFinished
+from aworld_runtime.nodes.node import Program
+
+class Stops:
+    role = "stops"
+    subscriptions = ("episode.requested",)
+
+    async def handle(self, ctx, event):
+        answer = "yes"
+        if "STOP" in os.environ:
+            breakpoint()
+        ctx.emit(EpisodeFinished(answer=answer))
+
+    def program(self):
+        return Program(nodes=(self,))
+
+program = Stops()
+"""
+
+
+def test_a_breakpoint_in_the_users_code_stops_there(
+    debug: Debug, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stops.py").write_text(STOPS)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert debug(command=("run", "stops:program", "q")) == (0, "yes\n", "")
+    done = subprocess.run(  # pytest has a pdb of its own
+        [sys.executable, "-m", "aworld_runtime.cli", "debug", "last"],
+        input="continue\np answer\nanswer = 'no'\ncontinue\nprint type\nquit\n",
+        env=os.environ | {"STOP": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "(Pdb) 'yes'" in done.stdout
+    assert "differs in data.answer" in done.stdout
+    assert done.stdout.count("(Pdb)") == 3
+    assert done.stdout.splitlines()[-1] == "delivery.handled"
 
 
 def test_breakpoints_may_be_given_with_the_command(debug: Debug) -> None:
@@ -137,8 +202,9 @@ def test_replay_stops_at_a_breakpoint_and_opens_the_prompt(debug: Debug) -> None
     assert code == 0
     assert out.splitlines()[1] == "breakpoint 1: type=tool.called and data.name=add"
     assert out.splitlines()[-1] == "c1"
-    code, _, err = debug(command=("replay", "--all", "--break", "tool.called"))
-    assert (code, "one episode" in err) == (2, True)
+    for wrong, told in (("--all", "one episode"), ("--json", "choose one")):
+        code, _, err = debug(command=("replay", wrong, "--break", "tool.called"))
+        assert (code, told in err) == (2, True)
 
 
 def test_a_new_episode_runs_in_the_debugger(debug: Debug) -> None:
