@@ -400,7 +400,6 @@ class EpisodeOwner:
         self._origin = origin = Origin.of(events)
         done = handled(events)
         recorded = journals(events)
-        calls: list[Event] = []
         for known in events:
             self.events.append(known)
             event = origin.own(known)
@@ -411,11 +410,9 @@ class EpisodeOwner:
                     if (role, event.id) in recorded:
                         own = [origin.own(each) for each in recorded[role, event.id]]
                         self._journals[role, event.id] = own
-            if isinstance(event.data, ToolCalled):
-                calls.append(event)
             if isinstance(event.data, EpisodeCancelled) and event.seq > origin.at:
                 self._spawn(self._finish, "cancelled", event.data.reason)
-        for event in calls:
+        for event in self._calls.open.values():
             if (event.role, event.causation_id) not in self._journals:
                 self._spawn(self._run_tool, event)
         for role in tuple(self._inboxes):
