@@ -112,7 +112,7 @@ class Agent:
         if (
             isinstance(event.data, MessagePosted | ToolReturned | ToolFailed)
             and not refused_by_itself
-            and not self._open_calls(ctx)
+            and not ctx.trajectory.open_calls
         ):
             await self._turn(ctx)
 
@@ -147,14 +147,6 @@ class Agent:
             refusal = ToolFailed(name=call.name, error="Cancelled", message=why)
             ctx.emit(refusal, to=self.role, correlation_id=called.id)
         ctx.emit(AnswerProposed(text=completion.text, reason=reason), trust="model")
-
-    def _open_calls(self, ctx: Context) -> set[str]:
-        """Ids of this agent's calls that have no answer yet."""
-        called = {
-            e.id for e in ctx.history if e.role == self.role and isinstance(e.data, ToolCalled)
-        }
-        answers = (e for e in ctx.history if isinstance(e.data, ToolReturned | ToolFailed))
-        return called - {e.correlation_id for e in answers if e.correlation_id is not None}
 
     def program(self) -> Program:
         """This agent alone, with its task's environment."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from copy import copy
+from typing import Any, cast
 
 from pydantic import JsonValue
 
@@ -148,6 +150,9 @@ class TrajectoryFold:
         self.last_request: int | None = None
         self.pending: dict[int, Message] = {}
         """Messages it has not seen yet, by the seq of their event."""
+        self.open_calls: set[str] = set()
+        """Ids of its tool calls that have no answer yet."""
+        self._messages: list[Message] = []
         self._open: dict[str, tuple[int, ModelRequested]] = {}
         self._call_ids: dict[str, str] = {}
 
@@ -166,8 +171,11 @@ class TrajectoryFold:
                     self._complete(event, data)
                 case ToolCalled():
                     self._call_ids[event.id] = data.call.id
+                    self.open_calls.add(event.id)
                 case _:
                     pass
+        if isinstance(data, ToolReturned | ToolFailed):
+            self.open_calls.discard(event.correlation_id or "")
         if event.to == self.role and (message := message_of(event)) is not None:
             if message.role == "tool":
                 call_id = self._call_ids.get(event.correlation_id or "")
@@ -183,13 +191,20 @@ class TrajectoryFold:
             seen = [self.pending.pop(seq) for seq in request.sources if seq in self.pending]
             new_messages = (*request.preamble, *seen)
         self.turns.append(Turn(seq=event.seq, new_messages=new_messages, completion=completion))
+        self._messages += [*new_messages, assistant_message(completion)]
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation up to and including the latest turn."""
-        return tuple(
-            m for t in self.turns for m in (*t.new_messages, assistant_message(t.completion))
-        )
+        return tuple(self._messages)
+
+    def copy(self) -> TrajectoryFold:
+        """Another, that goes on by itself."""
+        other = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list | dict | set):
+                setattr(other, name, cast("Any", value).copy())
+        return other
 
     def trajectory(self, rewards: Mapping[str | None, RewardGiven]) -> Trajectory:
         given = rewards.get(self.role) or rewards.get(None)

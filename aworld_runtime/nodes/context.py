@@ -38,9 +38,9 @@ from aworld_runtime.events import (
     utc_now,
     written,
 )
-from aworld_runtime.forks import counted
 from aworld_runtime.messages import Completion, Message, ModelSpec, ToolSpec, Trust
 from aworld_runtime.models.base import ChatModel, ModelRequest
+from aworld_runtime.nodes.history import History
 from aworld_runtime.nodes.journal import CANCELLED, Journal, readable
 from aworld_runtime.tools.call import cut, is_cancelled, told
 from aworld_runtime.trajectory import TrajectoryFold
@@ -74,7 +74,7 @@ class Context:
         role: str,
         source: str,
         event: Event,
-        log: Sequence[Event],
+        history: History,
         request: EpisodeRequested,
         world: World | None,
         journal: Journal,
@@ -83,7 +83,7 @@ class Context:
         self.event = event
         self.task = request.task
         self._source = source
-        self._log = log
+        self._history = history
         self._seed = request.seed
         self._models = request.models
         self._world = world
@@ -97,25 +97,13 @@ class Context:
 
     @cached_property
     def history(self) -> tuple[Event, ...]:
-        """All events up to the delivered one, and later ones that the role's own earlier handlers caused.
-
-        The same live, after a takeover and replayed, however the log was interleaved.
-        """
-        seq = self.event.seq
-        earlier = self._log[: seq - 1]
-        own = [e for e in self._log[seq:] if e.role == self.role]
-        if own:
-            causes = {e.id for e in earlier}
-            own = [e for e in own if e.causation_id in causes]
-        return tuple(counted((*earlier, self.event, *own)))
+        """All events up to the delivered one, and later ones that the role's own earlier handlers caused."""
+        return self._history.until(self.event, self.role)
 
     @cached_property
     def trajectory(self) -> TrajectoryFold:
         """The role's turns so far, and what it has not seen yet."""
-        fold = TrajectoryFold(self.role)
-        for event in self.history:
-            fold.add(event)
-        return fold
+        return self._history.trajectory(self.event, self.role)
 
     def emit(
         self,

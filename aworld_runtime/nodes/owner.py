@@ -62,6 +62,7 @@ from aworld_runtime.forks import NOT_FORKED, Origin
 from aworld_runtime.names import episode_log, tool_queue
 from aworld_runtime.nodes.claim import Claim
 from aworld_runtime.nodes.context import Connect, Context
+from aworld_runtime.nodes.history import History
 from aworld_runtime.nodes.journal import Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.pause import Pause, paused_s
@@ -132,6 +133,7 @@ class EpisodeOwner:
             raise TypeError(f"an episode begins with episode.requested, not {requested.type}")
         self.log = episode_log(requested.episode_id)
         self.events: list[Event] = []
+        self._history = History(self.events)
         self.connect = connect
         self._claim = Claim(bus, self.log, requested, delivery)
         self._requested = requested
@@ -206,6 +208,7 @@ class EpisodeOwner:
         """Between two stretches of work: have `wake` called once when there may be something to do."""
         if self._mail is None:
             raise RuntimeError(f"{self.log} has not been worked on")
+        self._history.forget()
         self._wake_up = wake
         if self._to_do:
             self._rouse()
@@ -520,7 +523,7 @@ class EpisodeOwner:
             role=node.role,
             source=f"{node.role}/{self._worker}",
             event=event,
-            log=self.events,
+            history=self._history,
             request=self._request,
             world=self,
             journal=Journal(recorded, edited=self._origin.edited, free=self._origin.at),

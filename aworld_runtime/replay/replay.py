@@ -26,6 +26,7 @@ from aworld_runtime.events import (
 from aworld_runtime.forks import Origin
 from aworld_runtime.messages import Data
 from aworld_runtime.nodes.context import Context
+from aworld_runtime.nodes.history import History
 from aworld_runtime.nodes.journal import PATIENCE_S, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.replay.cause import Cause, cause_of, place, suspects
@@ -89,6 +90,7 @@ class Rerun:
             first = events[0].type if events else "nothing"
             raise ReplayError(f"the log begins with {first}; expected episode.requested")
         self._events = events
+        self._history = History(events)
         self._program = events[0].data.program
         self._nodes = program.by_role
         self._delivered = {event.seq: event for event in events}
@@ -124,7 +126,7 @@ class Rerun:
             role=outcome.role,
             source=outcome.source,
             event=own(delivered),
-            log=self._events,
+            history=self._history,
             request=self._request(outcome),
             world=None,
             journal=Journal(tuple(recorded), edited=self._origin.edited),

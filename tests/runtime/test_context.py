@@ -25,6 +25,7 @@ from aworld_runtime.messages import ModelSpec, ToolCall
 from aworld_runtime.models.base import ChatModel, ModelRequest
 from aworld_runtime.models.scripted import Reply, ScriptedModel
 from aworld_runtime.nodes.context import Context
+from aworld_runtime.nodes.history import History
 from aworld_runtime.nodes.journal import Journal, journals
 from aworld_runtime.nodes.node import Program
 from tests.episodes import Adder, of_kind, one, owner_of, request_episode, run_episode
@@ -59,7 +60,7 @@ def replaying(events: list[Event], journal: Journal, *, role: str = "sampler") -
         role=role,
         source=f"{role}/again",
         event=events[0],
-        log=events,
+        history=History(events),
         request=request,
         world=None,
         journal=journal,
