@@ -14,14 +14,16 @@ def explained(divergence: Divergence, width: int) -> str:
     return f"likely cause: {divergence.cause}: {divergence.advice}\n{sides}"
 
 
-def side_by_side(recorded: str, replayed: str, width: int) -> str:
+def side_by_side(
+    recorded: str, replayed: str, width: int, heads: tuple[str, str] = ("RECORDED", "THIS TIME")
+) -> str:
     """Two columns of the lines that differ, each cut to where it begins to."""
     import difflib
     from itertools import zip_longest
 
     column = max((width - 3) // 2, 20)
     left, right = recorded.splitlines(), replayed.splitlines()
-    rows = [("RECORDED", "THIS TIME")]
+    rows = [heads]
     for tag, a, b, c, d in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
         if tag != "equal":
             rows += zip_longest(left[a:b], right[c:d], fillvalue="")

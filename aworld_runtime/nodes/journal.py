@@ -232,7 +232,7 @@ def divergence(recorded: Event, replayed: Event | None) -> DivergenceError:
     elif replayed.type != recorded.type:
         what = f"emitted {replayed.type}"
     else:
-        what = f"differs in {', '.join(_differing(comparable(recorded), comparable(replayed)))}"
+        what = f"differs in {', '.join(differing(comparable(recorded), comparable(replayed)))}"
     return DivergenceError(
         f"at seq {recorded.seq}, {recorded.role} recorded {recorded.type}; this time it {what}",
         seq=recorded.seq,
@@ -242,15 +242,13 @@ def divergence(recorded: Event, replayed: Event | None) -> DivergenceError:
     )
 
 
-def _differing(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[str]:
+def differing(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[str]:
     """Paths of the fields that are not equal."""
     paths: list[str] = []
     for name in sorted({*a, *b}):
         one, two = a.get(name), b.get(name)
         if name == "data" and isinstance(one, dict) and isinstance(two, dict):
-            paths += _differing(
-                cast("dict[str, Any]", one), cast("dict[str, Any]", two), f"{name}."
-            )
+            paths += differing(cast("dict[str, Any]", one), cast("dict[str, Any]", two), f"{name}.")
         elif one != two:
             paths.append(prefix + name)
     return paths

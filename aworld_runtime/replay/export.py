@@ -17,7 +17,7 @@ from tempfile import SpooledTemporaryFile
 import anyio
 
 from aworld_runtime import __version__
-from aworld_runtime.errors import ConfigError, NotFoundError, StoreError
+from aworld_runtime.errors import ConfigError, MissingParentError, NotFoundError, StoreError
 from aworld_runtime.events import EpisodeForked, Event, utc_now
 from aworld_runtime.names import episode_log, episode_of_log, run_of_log
 from aworld_runtime.replay.portable import (
@@ -52,7 +52,8 @@ async def export(
     Raises:
         NotFoundError: the store has no such log.
         ConfigError: the file is there and `force` is not given, or it can't be written.
-        StoreError: a log has a gap, or the store lacks what a fork shares with its parent.
+        MissingParentError: the store lacks what a fork shares with its parent.
+        StoreError: a log has a gap.
     """
     if not force and await anyio.Path(path).exists():
         raise ConfigError(f"{path} is there: name another file, or overwrite it with --force")
@@ -152,7 +153,7 @@ class _Export:
                 continue
             there = await self._store.read(parent, limit=1)
             if not there or await self._store.last_seq(parent) < at:
-                raise StoreError(
+                raise MissingParentError(
                     f"{self._store.url} lacks events of {parent} up to {at}, from which an episode was forked"
                 )
             first = there[0]

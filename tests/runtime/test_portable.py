@@ -21,6 +21,7 @@ from aworld_runtime.errors import (
     ConfigError,
     DamagedFileError,
     LogRewoundError,
+    MissingParentError,
     NotFoundError,
     StoreError,
     UnknownEventTypeError,
@@ -224,7 +225,7 @@ async def test_a_fork_brings_what_it_shares_and_the_parent_is_no_episode_until_i
 async def test_a_fork_without_its_parent_is_not_exported(store: Store, tmp_path: Path) -> None:
     forked = EpisodeForked(parent=episode_log("gone"), at=7)
     await keep(store, "three", [event(forked, 8, "three")])
-    with pytest.raises(StoreError, match="lacks events of episode:gone up to 7"):
+    with pytest.raises(MissingParentError, match="lacks events of episode:gone up to 7"):
         await export(store, episode_log("three"), tmp_path / "three.zip")
     assert not [name for name in names_in(tmp_path) if "zip" in name]
 
