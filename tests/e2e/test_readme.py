@@ -151,6 +151,12 @@ def test_an_example_replays_by_the_command_that_it_prints(tmp_path: Path) -> Non
     assert "identical 1" in python(tmp_path, "-m", "aworld_runtime.cli", *replay.split())
 
 
+def test_the_example_of_debugging_replays_and_forks(tmp_path: Path) -> None:
+    told = python(tmp_path, ROOT / "examples" / "debugging.py")
+    assert "replayed: identical=True" in told
+    assert "if it rained: Take an umbrella." in told
+
+
 def test_everything_the_readme_links_to_exists() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

@@ -1,0 +1,52 @@
+"""A run, the same again without a live call, and what would have been if: `python examples/debugging.py`.
+
+No model and no server are needed.
+"""
+
+import asyncio
+
+from aworld_runtime import Agent, Runtime
+from aworld_runtime.bus.base import read_all
+from aworld_runtime.events import ToolReturned
+from aworld_runtime.messages import ToolCall
+from aworld_runtime.models.base import ModelRequest
+from aworld_runtime.models.scripted import ScriptedModel
+from aworld_runtime.names import episode_log
+from aworld_runtime.replay.replay import replay
+
+
+def forecast(city: str) -> str:
+    """Tomorrow's weather."""
+    return f"sun in {city}, all day"
+
+
+def reply(request: ModelRequest) -> ToolCall | str:
+    """What a model would say: ask for the weather, then advise."""
+    last = request.messages[-1]
+    if last.role == "tool":
+        return "Take an umbrella." if "rain" in last.content else "Take a hat."
+    return ToolCall(id="call-1", name="forecast", arguments={"city": "Lyon"})
+
+
+agent = Agent("packer", llm=ScriptedModel(reply), tools=[forecast])
+
+
+async def main() -> None:
+    """Run, replay, fork."""
+    async with Runtime() as runtime:
+        episode = await runtime.run(agent, "What shall I take to Lyon?")
+        print(episode.answer)
+
+        events = await read_all(runtime.bus, episode_log(episode.id))
+        report = await replay(events, agent.program())
+        print(f"replayed: identical={report.identical}, {report.handlers} handlers, no live call")
+
+        weather = next(event for event in events if isinstance(event.data, ToolReturned))
+        fork = await runtime.fork(
+            episode.id, at=weather.seq - 1, edit={"data.content": "rain"}, program=agent
+        )
+        print(f"if it rained: {(await runtime.result(fork)).answer}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
