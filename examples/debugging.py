@@ -12,6 +12,7 @@ from aworld_runtime.messages import ToolCall
 from aworld_runtime.models.base import ModelRequest
 from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.names import episode_log
+from aworld_runtime.replay.diff import compare_episodes
 from aworld_runtime.replay.replay import replay
 
 
@@ -32,20 +33,20 @@ agent = Agent("packer", llm=ScriptedModel(reply), tools=[forecast])
 
 
 async def main() -> None:
-    """Run, replay, fork."""
+    """Run, replay, fork, compare."""
     async with Runtime() as runtime:
         episode = await runtime.run(agent, "What shall I take to Lyon?")
-        print(episode.answer)
-
         events = await read_all(runtime.bus, episode_log(episode.id))
         report = await replay(events, agent.program())
-        print(f"replayed: identical={report.identical}, {report.handlers} handlers, no live call")
+        print(f"{episode.answer} Replayed: identical={report.identical}, and no live call.")
 
         weather = next(event for event in events if isinstance(event.data, ToolReturned))
-        fork = await runtime.fork(
-            episode.id, at=weather.seq - 1, edit={"data.content": "rain"}, program=agent
-        )
-        print(f"if it rained: {(await runtime.result(fork)).answer}")
+        rain = {"data.content": "rain"}
+        fork = await runtime.fork(episode.id, at=weather.seq - 1, edit=rain, program=agent)
+        print(f"If it rained: {(await runtime.result(fork)).answer}")
+
+        diff = compare_episodes(events, await read_all(runtime.bus, episode_log(fork)))
+        print(f"They share {diff.shared} events; then {diff.first and diff.first.what}.")
 
 
 if __name__ == "__main__":
