@@ -2,7 +2,7 @@
 
     Work        what a role did about one thing that it was asked
     └── Turn    a completion, and what came of it
-        ├── Call        a tool call, or a question to a person, with its answer
+        ├── Call        of the model, a tool or a person, with the answer
         └── Moment      what else the role said, and what befell it: a takeover, a pause, a word from outside
 
 `Timeline.add` takes the log's next event and gives out the entries that are settled by it: nothing in them changes any
@@ -12,7 +12,7 @@ an end is as good as another. Nothing here knows how it is shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeAlias
@@ -37,6 +37,7 @@ from aworld_runtime.events import (
     ModelCompleted,
     ModelFailed,
     ModelRequested,
+    RecordDropped,
     RewardGiven,
     SubscriptionChanged,
     ToolCalled,
@@ -44,6 +45,7 @@ from aworld_runtime.events import (
     ToolReturned,
     ValueRecorded,
 )
+from aworld_runtime.nodes.routing import receivers
 
 SILENT = (DeliveryHandled, EpisodeAnswered, SubscriptionChanged, ValueRecorded)
 """Bookkeeping, or said by what follows."""
@@ -73,14 +75,12 @@ class Call:
     """It waits for its answer."""
 
     asked: Event
-    """`tool.called` or `human.asked`."""
+    """`model.requested`, `tool.called` or `human.asked`."""
+    began: datetime
+    """When it was asked; or, where a fork goes on with it, when that was claimed."""
     answer: Event | None = None
     again: int = 0
-    """How often it was made again, by a worker that took the episode over."""
-
-    @property
-    def failed(self) -> bool:
-        return self.answer is not None and isinstance(self.answer.data, ToolFailed)
+    """How often it was made again, by a worker that took the episode over, or in a fork. A person is asked once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,9 @@ class Turn:
     work: Work
     number: int = 0
     """Of its role's; 0 without a completion."""
-    asked: Event | None = None
+    completion: Call | None = None
     waited_s: float = 0.0
-    """From what caused it to its request: its role was busy, or the episode paused or without a worker."""
-    answer: Event | None = None
-    again: int = 0
-    """How often the model was asked again, by a worker that took the episode over."""
+    """From what caused it to its completion's request: its role was busy, or the episode paused or without a worker."""
     said: list[Call | Moment] = field(default_factory=list[Call | Moment])
     """What came of it, and what happened meanwhile, in order."""
     outcome: Event | None = None
@@ -178,8 +175,8 @@ class Timeline:
         """The program's, and the types that each has subscribed to."""
         self._works: dict[_Handler, Work] = {}
         self._turns: dict[_Handler, Turn] = {}
-        self._completions: dict[str, Turn] = {}
-        self._calls: dict[str, tuple[Call, Turn]] = {}
+        self._waiting: dict[str, tuple[Turn, Call]] = {}
+        """Calls whose answer has not come, by id."""
         self._causes: dict[str, Event] = {}
         """Events that others may have been asked with, or because of."""
         self._numbers: dict[str, int] = {}
@@ -220,6 +217,8 @@ class Timeline:
                     self._deliver(self.requested)  # which came before the roles were known
             case RewardGiven(role=None, reward=reward):
                 self.totals.reward = reward
+            case RecordDropped(seqs=seqs):
+                entries = [*self._drop(seqs), *self._remark(event)]
             case _:
                 entries = self._remark(event)
         return entries
@@ -238,18 +237,27 @@ class Timeline:
             case EpisodeClaimed(worker=worker):
                 self.worker = worker
                 if self._forked is not None:
-                    self._ask_again()
+                    self._ask_again(since=event.time)
                 waited_s = _seconds(self.requested and self.requested.time, event.time)
                 return [Beginning(self.requested, event, self._forked, waited_s)]
             case _:
                 return []
 
-    def _ask_again(self) -> None:
+    def _ask_again(self, *, since: datetime | None = None) -> None:
         """What the former owner left without an answer is asked again, under the same ids. A person isn't."""
-        for turn in self._completions.values():
-            turn.again += 1
-        for call, _ in self._calls.values():
-            call.again += isinstance(call.asked.data, ToolCalled)
+        for _, call in self._waiting.values():
+            call.began = since or call.began
+            call.again += not isinstance(call.asked.data, HumanAsked)
+
+    def _drop(self, seqs: Container[int]) -> list[Entry]:
+        """What a fork's handler took back gets no answer any more."""
+        entries: list[Entry] = []
+        for turn, call in list(self._waiting.values()):
+            if call.asked.seq in seqs:
+                del self._waiting[call.asked.id]
+                turn.unanswered -= 1
+                entries += self._settle(turn)
+        return entries
 
     def _pause(self, event: Event) -> list[Entry]:
         """To pause twice is to pause once."""
@@ -270,7 +278,7 @@ class Timeline:
     def _end(self, event: Event) -> list[Entry]:
         self.finished = event
         unsettled = list(self.open.values())
-        for going_on in (self.open, self.pending, self._turns, self._completions, self._calls):
+        for going_on in (self.open, self.pending, self._turns, self._waiting):
             going_on.clear()
         took_s = _seconds(self.requested and self.requested.time, event.time)
         return [*unsettled, End(event, took_s)]
@@ -285,49 +293,42 @@ class Timeline:
             case AnswerProposed():
                 self._turn(event).outcome = event
             case _:
-                turn, call = self._turn(event), Call(event)
-                turn.said.append(call)
-                turn.unanswered += 1
-                self._calls[event.id] = call, turn
+                turn = self._turn(event)
+                turn.said.append(self._call(turn, event))
                 self.totals.calls += isinstance(event.data, ToolCalled)
         return []
 
     def _ask_model(self, event: Event) -> list[Entry]:
         handler = (event.role, event.causation_id or "")
-        entries: list[Entry] = []
-        if (before := self._turns.pop(handler, None)) is not None:
-            if before.asked is not None and before.answer is None:  # a fork that asks otherwise
-                del self._completions[before.asked.id]
-                before.unanswered -= 1
-            entries = self._over(before)
-        turn = self._turn(event)
-        delivered = self.pending.get(handler)
-        turn.asked, turn.waited_s = event, _seconds(delivered and delivered.time, event.time)
-        turn.unanswered += 1
+        before = self._turns.pop(handler, None)
+        entries = [] if before is None else self._over(before)
+        turn, delivered = self._turn(event), self.pending.get(handler)
+        turn.completion = self._call(turn, event)
+        if delivered is not None and self.requested is not None:  # which in a fork may be later
+            turn.waited_s = _seconds(max(delivered.time, self.requested.time), event.time)
         turn.number = self._numbers[event.role] = self._numbers.get(event.role, 0) + 1
-        self._completions[event.id] = turn
         self.totals.turns += 1
         return entries
 
+    def _call(self, turn: Turn, event: Event) -> Call:
+        call = Call(event, event.time)
+        self._waiting[event.id] = turn, call
+        turn.unanswered += 1
+        return call
+
     def _answered(self, event: Event) -> list[Entry]:
-        asked = event.correlation_id or ""
-        if isinstance(event.data, ModelCompleted | ModelFailed):
-            turn = self._completions.pop(asked, None)
-            if turn is None:
-                return []
-            turn.answer = event
-            if isinstance(event.data, ModelCompleted):
-                usage = event.data.usage
-                self.totals.tokens += usage.prompt_tokens + usage.completion_tokens
-                self.totals.cost_usd += usage.cost_usd
-        else:
-            call, turn = self._calls.pop(asked, (None, None))
-            if call is None or turn is None:
-                return []
-            call.answer = event
-            self.totals.failed_calls += call.failed
-            self._works[turn.work.role, event.id] = turn.work
+        turn, call = self._waiting.pop(event.correlation_id or "", (None, None))
+        if turn is None or call is None:
+            return []
         turn.unanswered -= 1
+        call.answer = event
+        self._works[turn.work.role, event.id] = turn.work
+        if isinstance(event.data, ToolFailed):
+            self.totals.failed_calls += 1
+        if isinstance(event.data, ModelCompleted):
+            usage = event.data.usage
+            self.totals.tokens += usage.prompt_tokens + usage.completion_tokens
+            self.totals.cost_usd += usage.cost_usd
         return self._settle(turn)
 
     def _handled(self, event: Event) -> list[Entry]:
@@ -387,15 +388,8 @@ class Timeline:
         return delivered.role if delivered is not None else "", handed_over
 
     def _deliver(self, event: Event) -> None:
-        """To the roles that the owner gives it to."""
-        if event.to is not None:
-            role = event.to.partition("/")[0]
-            if role in self._roles:
-                self.pending[role, event.id] = event
-            return
-        for role, prefixes in self._roles.items():
-            if role != event.role and prefixes and event.type.startswith(prefixes):
-                self.pending[role, event.id] = event
+        for role in receivers(event, self._roles, self._roles):
+            self.pending[role, event.id] = event
 
     def _over(self, turn: Turn) -> list[Entry]:
         turn.over = True

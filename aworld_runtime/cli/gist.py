@@ -57,8 +57,6 @@ def _said(data: EventData) -> str:  # noqa: C901, PLR0911, PLR0912 - one line pe
             return f"{count} may start"
         case BreakpointsSet(breakpoints=breakpoints):
             return "; ".join(breakpoints) or "none"
-        case EpisodeForked(parent=parent, at=at):
-            return f"{parent} after its event {at}"
         case EpisodeClaimed(worker=worker) | EpisodeTakenOver(worker=worker):
             return f"by worker {worker}"
         case EpisodeForked(parent=parent, at=at, edited=edited):

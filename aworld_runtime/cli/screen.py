@@ -61,8 +61,9 @@ class Look:
         return text
 
     def paint(self, line: Line, width: int) -> str:
-        """The line, cut to `width` columns; nothing of it is left to be blank at its end."""
+        """The line, cut to `width` columns, without blanks at its end."""
         painted: list[str] = []
+        line = [piece for piece in line if piece[0]]
         for place, (text, style) in enumerate(line, 1):
             cut = self.fit(text if place < len(line) else text.rstrip(), width)
             width -= cells(cut)

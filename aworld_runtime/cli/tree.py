@@ -83,7 +83,7 @@ class Tree:
         """An entry, for good."""
         match entry:
             case Beginning():
-                return [self._beginning(entry)]
+                return self._beginning(entry)
             case Turn():
                 lines = [*self._heading(entry.work), *self._turn(entry, width)]
                 self._work = entry.work if entry.outcome is None else None
@@ -109,26 +109,27 @@ class Tree:
             return lines
         if timeline.worker is None:
             name = f"episode {requested.episode_id}"
-            waits = f" · waits for a worker, {_since(requested, now)}"
+            waits = f" · waits for a worker, {_since(requested.time, now)}"
             return [*lines, self._row(requested, [(name, BOLD), (waits, CYAN)])]
-        facts = [f"running for {_since(requested, now)}"]
+        facts = [f"running for {_since(requested.time, now)}"]
         if timeline.paused is not None:
-            facts.append(f"paused for {_since(timeline.paused, now)}")
+            facts.append(f"paused for {_since(timeline.paused.time, now)}")
         return [*lines, [(f"{'':{INDENT}}{' · '.join([*facts, *_counts(timeline.totals)])}", CYAN)]]
 
-    def _beginning(self, entry: Beginning) -> Line:
+    def _beginning(self, entry: Beginning) -> list[Line]:
         requested = entry.requested or entry.claimed
         self._began, self._work = requested.time, None
         waited = f" after {seconds(entry.waited_s)}" if entry.waited_s >= WAIT_S else ""
         facts = [f"{gist(entry.claimed).removeprefix('by ')}{waited}"]
-        if isinstance(requested.data, EpisodeRequested):
-            facts.append(requested.data.program)
         if requested.attempt > 1:
             facts.append(f"attempt {requested.attempt}")
-        if entry.forked is not None:
-            facts.append(f"fork of {gist(entry.forked)}")
+        if isinstance(requested.data, EpisodeRequested):
+            facts.append(requested.data.program)
         name = f"episode {requested.episode_id}"
-        return self._row(requested, [(name, BOLD), (f" · {' · '.join(facts)}", DIM)])
+        line = self._row(requested, [(name, BOLD), (f" · {' · '.join(facts)}", DIM)])
+        if entry.forked is None:
+            return [line]
+        return [self._row(entry.forked, [(f"forked {gist(entry.forked)}", YELLOW)]), line]
 
     def _end(self, finished: Event, took_s: float, totals: Totals, width: int) -> Line:
         how, style = gist(finished), f"{BOLD};{RED}"
@@ -149,10 +150,11 @@ class Tree:
 
     def _turn(self, turn: Turn, width: int, now: datetime | None = None) -> Iterator[Line]:
         """`now`: while it goes on."""
-        closed = not turn.said and _says_all(turn.answer, turn.outcome)
-        if turn.asked is not None:
-            yield self._completion(turn, turn.asked, width, now, closed=closed)
-        stem = "│  " if turn.asked is not None else ""
+        closed = not turn.said and _says_all(turn)
+        stem = ""
+        if turn.completion is not None:
+            yield self._completion(turn, turn.completion, width, now, closed=closed)
+            stem = "│  "
         said = turn.said if now is None else _foremost(turn.said)
         for place, one in enumerate(said, 1):
             branch = f"{stem}└─ " if stem and place == len(said) else f"{stem}├─ "
@@ -166,69 +168,68 @@ class Tree:
             yield self._row(turn.outcome, [("└─ ", DIM), _outcome(turn.outcome)])
 
     def _completion(
-        self, turn: Turn, asked: Event, width: int, now: datetime | None, *, closed: bool
+        self, turn: Turn, call: Call, width: int, now: datetime | None, *, closed: bool
     ) -> Line:
-        model = asked.data.model if isinstance(asked.data, ModelRequested) else ""
+        model = call.asked.data.model if isinstance(call.asked.data, ModelRequested) else ""
         label: list[Piece] = [
             ("└─ " if closed else "├─ ", DIM),
             (f"turn {turn.number}", PLAIN),
             (f"  {model}", DIM),
         ]
-        detail = _again("asked", turn.again)
+        detail: list[Piece] = []
         if turn.waited_s >= WAIT_S:
             detail.append((f"waited {seconds(turn.waited_s)}  ", YELLOW))
-        match turn.answer.data if turn.answer else None:
+        match call.answer and call.answer.data:
             case ModelCompleted(text=text, usage=usage):
                 if usage.prompt_tokens or usage.completion_tokens:
-                    detail.append(
-                        (f"{usage.prompt_tokens}+{usage.completion_tokens} tokens  ", DIM)
-                    )
+                    tokens = f"{usage.prompt_tokens}+{usage.completion_tokens} tokens  "
+                    detail.append((tokens, DIM))
                 if closed and turn.outcome is not None:
                     detail.append(_outcome(turn.outcome))
                 elif text:
                     detail.append((repr(_short(text)), PLAIN))
-            case ModelFailed():
-                detail.append((f"✗ {gist(turn.answer)}" if turn.answer else "", RED))
+            case ModelFailed(error=error, message=message):
+                detail.append((f"✗ {error}: {_short(message)}", RED))
             case _:
                 pass
-        return self._timed(asked, turn.answer, label, detail, width, now)
+        return self._timed(call, label, detail, width, now)
 
     def _call(self, call: Call, branch: str, width: int, now: datetime | None) -> Line:
-        label: list[Piece] = [(branch, DIM), (gist(call.asked), PLAIN)]
-        if isinstance(call.asked.data, HumanAsked):
-            label = [(branch, DIM), ("a person: ", YELLOW), (gist(call.asked), PLAIN)]
-        detail = _again("called", call.again)
-        match call.answer.data if call.answer else None:
+        who = "a person: " if isinstance(call.asked.data, HumanAsked) else ""
+        label = [(branch, DIM), (who, YELLOW), (gist(call.asked), PLAIN)]
+        detail: list[Piece] = []
+        match call.answer and call.answer.data:
             case ToolFailed(error=error, message=message):
                 detail.append((f"✗ {error}: {_short(message)}", RED))
             case ToolReturned(content=content):
                 detail.append((f"→ {_short(as_text(content))}", PLAIN))
             case HumanAnswered(answer=answer):
-                detail.append((f"→ {answer!r:.{MOST_SHOWN}}", PLAIN))
+                detail.append((f"→ {_short(answer)!r}", PLAIN))
             case _:
                 pass
-        return self._timed(call.asked, call.answer, label, detail, width, now)
+        return self._timed(call, label, detail, width, now)
 
     def _timed(
-        self,
-        asked: Event,
-        answer: Event | None,
-        label: list[Piece],
-        detail: list[Piece],
-        width: int,
-        now: datetime | None,
+        self, call: Call, label: list[Piece], detail: list[Piece], width: int, now: datetime | None
     ) -> Line:
         """What took time, in columns: what it was, how long, what came of it."""
-        room = min(max((width - INDENT) // 2, LABEL[0]), LABEL[1])
-        took = (f"{'no answer':>{TOOK}}  ", YELLOW)
-        if answer is not None:
-            took = (f"{seconds((answer.time - asked.time).total_seconds()):>{TOOK}}  ", PLAIN)
+        took = ("no answer", YELLOW)
+        if call.answer is not None:
+            took = (seconds((call.answer.time - call.began).total_seconds()), PLAIN)
         elif now is not None:
-            state = "waits" if isinstance(asked.data, HumanAsked) else "running"
-            took = (f"{_since(asked, now):>{TOOK}}  ", CYAN)
+            state = "waits" if isinstance(call.asked.data, HumanAsked) else "running"
+            took = (_since(call.began, now), CYAN)
             detail = [*detail, (f"{state} …", CYAN)]
-        place = self._place(answer or asked, asked.time)
-        return [*place, *self._padded(label, room), took, *detail]
+        times = f" {call.again}×" if call.again > 1 else ""
+        again = f"made again{times}  " if call.again else ""
+        text, style = took
+        return [
+            *self._place(call.answer or call.asked, call.began),
+            *self._padded(label, min(max((width - INDENT) // 2, LABEL[0]), LABEL[1])),
+            (f"{text:>{TOOK}}  ", style),
+            (again, YELLOW),
+            *detail,
+        ]
 
     def _padded(self, label: list[Piece], room: int) -> Iterator[Piece]:
         """In exactly `room` columns."""
@@ -245,18 +246,19 @@ class Tree:
             if role not in busy and (now - delivered.time).total_seconds() >= SLOW_S:
                 busy.add(role)
                 does = "waits to handle" if timeline.paused else "handles"
-                text = f" {does} {delivered.type}, {_since(delivered, now)}"
+                text = f" {does} {delivered.type}, {_since(delivered.time, now)}"
                 yield self._row(delivered, [(role, BOLD), (text, CYAN)])
 
     def _row(self, event: Event | None, pieces: Sequence[Piece]) -> Line:
         return [*self._place(event, event and event.time), *pieces]
 
     def _place(self, event: Event | None, time: datetime | None) -> Line:
-        """Where it is in the log, and when it began."""
+        """Where it is in the log, and when it began; not where that was before a fork's request."""
         if event is None or time is None:
             return [(f"{'':{INDENT}}", PLAIN)]
-        offset = max((time - (self._began or time)).total_seconds(), 0)
-        return [(f"{event.seq:>{SEQ}} {offset:>{OFFSET}.2f}  ", DIM)]
+        offset = (time - (self._began or time)).total_seconds()
+        began = f"{offset:.2f}" if offset >= 0 else ""
+        return [(f"{event.seq:>{SEQ}} {began:>{OFFSET}}  ", DIM)]
 
 
 def seconds(count: float) -> str:
@@ -272,9 +274,9 @@ def seconds(count: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02} h"
 
 
-def _since(event: Event, now: datetime) -> str:
+def _since(began: datetime, now: datetime) -> str:
     """In tenths, which is as often as it is drawn."""
-    count = max((now - event.time).total_seconds(), 0.0)
+    count = max((now - began).total_seconds(), 0.0)
     return f"{count:.1f} s" if count < 99.95 else seconds(count)
 
 
@@ -285,11 +287,12 @@ def _content(delivered: Event) -> str:
     return f"{delivered.type} {_short(gist(delivered))}"
 
 
-def _says_all(answer: Event | None, outcome: Event | None) -> bool:
-    """Whether a completion's line can say what came of it: the answer, or that the model failed."""
-    if answer is None or outcome is None:
+def _says_all(turn: Turn) -> bool:
+    """Whether its completion's line can say what came of it: the answer, or that the model failed."""
+    answer = turn.completion and turn.completion.answer
+    if answer is None or turn.outcome is None:
         return False
-    return isinstance(answer.data, ModelCompleted) == isinstance(outcome.data, AnswerProposed)
+    return isinstance(answer.data, ModelCompleted) == isinstance(turn.outcome.data, AnswerProposed)
 
 
 def _outcome(event: Event) -> Piece:
@@ -318,11 +321,6 @@ def _told(moment: Moment) -> str:
 
 def _because(reason: str) -> str:
     return f": {_short(reason)}" if reason else ""
-
-
-def _again(done: str, count: int) -> list[Piece]:
-    times = f" {count} times" if count > 1 else ""
-    return [(f"{done} again{times}  ", YELLOW)] if count else []
 
 
 def _foremost(said: Sequence[Call | Moment]) -> Sequence[Call | Moment]:

@@ -24,6 +24,7 @@ from aworld_runtime.events import (
     ModelCompleted,
     ModelFailed,
     ModelRequested,
+    RecordDropped,
     RewardGiven,
     SubscriptionChanged,
     TimerFired,
@@ -54,8 +55,8 @@ class Story(Log):
         self.add("worker", EpisodeClaimed(worker=worker), self.requested)
         self.add("worker", SubscriptionChanged(subscriptions=ROLES), self.requested)
 
-    def model(self, role: str, cause: Event) -> Event:
-        return self.add(role, ModelRequested(model="m", prompt_sha256=""), cause)
+    def model(self, role: str, cause: Event, **fields: Any) -> Event:
+        return self.add(role, ModelRequested(model="m", prompt_sha256=""), cause, **fields)
 
     def said(self, role: str, cause: Event, request: Event, text: str = "", **fields: Any) -> None:
         usage = Usage(prompt_tokens=10, completion_tokens=2, cost_usd=0.5)
@@ -124,7 +125,7 @@ def test_a_turn_holds_its_calls_in_order_however_their_answers_arrive() -> None:
         (7, 11),
         (8, 10),
     ]
-    assert [call.failed for call in calls(one)] == [False, True]
+    assert [call.again for call in calls(one)] == [0, 0]
     assert (one.number, one.waited_s, one.outcome) == (1, 1, None)
     assert (two.number, two.waited_s, two.outcome) == (2, 1, answer)
     assert one.work is two.work
@@ -181,7 +182,8 @@ def test_a_takeover_says_how_long_the_log_stood_still_and_what_is_asked_again() 
     (moment,) = moments(turn.said)
     assert (moment.after_s, moment.former, timeline.worker) == (5, "w1", "w2")
     assert [call.again for call in calls(turn)] == [1, 0]
-    assert turn.again == 0
+    assert turn.completion is not None
+    assert turn.completion.again == 0
     assert message is turn.work.delivered
 
 
@@ -195,7 +197,9 @@ def test_a_completion_that_a_dead_worker_had_asked_for_is_asked_for_again() -> N
     log.handled("solver", message)
     _, entries = told(log.events)
     (turn,) = turns(entries)
-    assert (turn.again, turn.answer and turn.answer.seq) == (2, 8)
+    assert turn.completion is not None
+    assert turn.completion.answer is not None
+    assert (turn.completion.again, turn.completion.answer.seq) == (2, 8)
 
 
 def test_to_pause_twice_is_to_pause_once_and_a_resumption_says_for_how_long() -> None:
@@ -230,7 +234,7 @@ def test_a_question_to_a_person_waits_as_a_call_does_and_is_not_asked_again() ->
     asked, last = turns(entries)
     (call,) = calls(asked)
     assert (call.asked, call.answer, call.again) == (question, answer, 0)
-    assert (asked.number, asked.asked, last.number) == (0, None, 1)
+    assert (asked.number, asked.completion, last.number) == (0, None, 1)
     assert asked.work is last.work
     assert timeline.totals.calls == 0
 
@@ -269,8 +273,10 @@ def test_a_fork_begins_anew_with_what_its_parent_left_open() -> None:
     before, _ = told(log.events)
     assert before.worker is None
     log.add("worker", EpisodeClaimed(worker="w9"), log.requested, time=at(103))
-    log.returned(first, time=at(104))
-    _, entries = told(log.events)
+    last = log.returned(first, time=at(104))
+    log.model("solver", last, time=at(104.5))
+    timeline, entries = told(log.events)
+    assert [turn.waited_s for turn in timeline.open.values()] == [0.5]
     parent, fork, turn = entries
     assert isinstance(parent, Beginning)
     assert isinstance(fork, Beginning)
@@ -278,18 +284,27 @@ def test_a_fork_begins_anew_with_what_its_parent_left_open() -> None:
     assert fork.forked is not None
     assert (fork.requested, fork.waited_s) == (log.requested, 3)
     assert isinstance(turn, Turn)
-    assert [call.again for call in calls(turn)] == [1, 0]
+    assert [(call.again, call.began) for call in calls(turn)] == [(1, at(103)), (0, at(8))]
 
 
-def test_a_fork_that_asks_its_model_something_else_leaves_the_parents_request_behind() -> None:
+def test_what_a_forks_handler_took_back_is_waited_for_no_more() -> None:
     log = Story()
     message = log.asked("solver", log.requested)
-    log.model("solver", message)
-    log.add("runtime", EpisodeForked(parent="p", at=5), None)
+    request = log.model("solver", message)
+    log.said("solver", message, request)
+    called = log.call("solver", message, "add")
+    second = log.model("solver", message)
+    log.add("runtime", EpisodeForked(parent="p", at=8), None)
+    seqs = called.seq, second.seq
+    log.add("solver", RecordDropped(seqs=seqs), message)
     log.answers("solver", message, "3")
     timeline, entries = told(log.events)
-    left, answered = turns(entries)
-    assert left.answer is None
+    first, left, answered = turns(entries)
+    (call,) = calls(first)
+    assert call.answer is None
+    assert left.completion is not None
+    assert left.completion.answer is None
+    assert [one.event.type for one in moments(left.said)] == ["record.dropped"]
     assert answered.outcome is not None
     assert not timeline.open
 
@@ -316,7 +331,7 @@ def test_a_crash_is_the_outcome_of_its_turn_and_of_none_where_no_model_was_asked
     failed, crashed = turns(entries)
     assert failed.outcome is not None
     assert (failed.number, failed.outcome.seq) == (1, 7)
-    assert (crashed.asked, crashed.outcome and crashed.outcome.seq) == (None, 9)
+    assert (crashed.completion, crashed.outcome and crashed.outcome.seq) == (None, 9)
     assert not timeline.pending
 
 

@@ -20,6 +20,7 @@ from aworld_runtime.events import (
     EpisodeAnswered,
     EpisodeClaimed,
     EpisodeFinished,
+    EpisodeForked,
     EpisodePaused,
     EpisodeRequested,
     EpisodeResumed,
@@ -125,10 +126,10 @@ def test_a_run_with_everything_as_it_looks_afterwards() -> None:
     assert (
         shown(to_its_end())
         == f"""\
-    1     0.00  episode {EPISODE} · worker w1 after 0.80 s · my:swarm · attempt 2
+    1     0.00  episode {EPISODE} · worker w1 after 0.80 s · attempt 2 · my:swarm
     4     0.80  solver ← task: What is 17 * 23?
     6     1.00  ├─ turn 1  gpt-4o                                  1.24 s  waited 0.20 s  1200+28 tokens  "I'll multipl…
-   13     2.25  │  ├─ calculator("17 * 23")                        5.00 s  called again  → {{"value": 391}}
+   13     2.25  │  ├─ calculator("17 * 23")                        5.00 s  made again  → {{"value": 391}}
    10     2.25  │  ├─ search(query="17", most=3)                   2.00 s  ✗ ToolTimeoutError: no answer in 2 s
    12     6.75  │  └─ taken over by worker w2; w1 had been silent for 2.50 s
    14     7.30  ├─ paused: lunch
@@ -210,6 +211,36 @@ def test_agents_that_work_at_the_same_time_are_told_apart_as_their_turns_end() -
     ]
     whole = [line[16:] for line in shown(log.events).splitlines()[1:]]
     assert [line for line in whole if line[0] not in "├│"] == headings[:2]
+
+
+def test_a_fork_shows_what_it_shares_and_its_own_times() -> None:
+    log, _, first, second = two_calls()
+    returned = ToolReturned(name="search", content="none")
+    log.add("search", returned, second, second, to="solver", time=at(3))
+    forked = EpisodeForked(parent="episode:p", at=10, edited=("data.content",))
+    log.add("runtime", forked, None, time=at(1000))
+    request = EpisodeRequested(task=Task(id="t", prompt="What?"), program="my:swarm")
+    log.requested = log.add("user", request, None, time=at(1000))
+    log.add("worker", EpisodeClaimed(worker="w3"), log.requested, time=at(1001))
+    returned = ToolReturned(name="calculator", content=400)
+    last = log.add("calculator", returned, first, first, to="solver", time=at(1003))
+    request = log.add("solver", TURN, last, time=at(1003))
+    log.add("solver", ModelCompleted(text="400"), last, request, time=at(1004))
+    log.add("solver", AnswerProposed(text="400"), last, time=at(1004))
+    log.handled("solver", last)
+    assert (
+        shown(log.events)
+        == f"""\
+    1     0.00  episode {EPISODE} · worker w1 after 0.80 s · attempt 2 · my:swarm
+   11     0.00  forked from episode:p after event 10, with another data.content in the next
+   12     0.00  episode {EPISODE} · worker w3 after 1.00 s · my:swarm
+    4           solver ← task: What is 17 * 23?
+    6           ├─ turn 1  gpt-4o                                  1.24 s  waited 0.20 s  1200+28 tokens  "I'll multipl…
+   14     1.00  │  ├─ calculator("17 * 23")                        2.00 s  made again  → 400
+   10           │  └─ search(query="17", most=3)                   0.75 s  → none
+   16     3.00  └─ turn 2  gpt-4o                                  1.00 s  answer '400'
+"""
+    )
 
 
 def crashed(answer: ModelCompleted | ModelFailed, error: str) -> list[str]:
