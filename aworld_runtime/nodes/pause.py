@@ -30,8 +30,15 @@ from aworld_runtime.predicate import Predicate
 
 logger = logging.getLogger(__name__)
 
-ENDS = (DeliveryHandled, DeliveryDeadLettered, ToolReturned, ToolFailed)
+ENDS = frozenset(
+    kind.type for kind in (DeliveryHandled, DeliveryDeadLettered, ToolReturned, ToolFailed)
+)
 """Of a handler or a tool call."""
+WORDS = frozenset(
+    kind.type
+    for kind in (EpisodeRequested, EpisodePaused, EpisodeResumed, EpisodeStepped, BreakpointsSet)
+)
+"""What an episode is told. By name, because every event is asked, and most are neither."""
 
 
 class Pause:
@@ -66,6 +73,13 @@ class Pause:
 
     def note(self, event: Event) -> None:
         """Take the log's next event."""
+        if event.type in ENDS and self.active:
+            self.steps = max(self.steps - 1, 0)
+            self.give_back()
+        elif event.type in WORDS:
+            self._hear(event)
+
+    def _hear(self, event: Event) -> None:
         match event.data:
             case EpisodeRequested(paused=paused):  # a fork's own: its parent's pause ends here
                 self.breakpoints = ()
@@ -82,9 +96,6 @@ class Pause:
                 self._look_again()
             case BreakpointsSet(breakpoints=texts):
                 self.breakpoints = tuple(_readable(texts, event.episode_id))
-            case data if isinstance(data, ENDS):
-                self.steps = max(self.steps - 1, 0)
-                self.give_back()
             case _:
                 pass
 
@@ -99,6 +110,7 @@ class Pause:
     def end(self) -> None:
         if self.active:
             self.active = False
+            self.steps = 0
             if self._tell is not None:
                 self.call_in(self._left_s, self._tell)
             self._look_again()

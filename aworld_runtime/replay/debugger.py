@@ -10,7 +10,7 @@ Time travel is free, because it is a log: positions go back and forth over what 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -29,7 +29,7 @@ from aworld_runtime.events import (
     EpisodeStepped,
     Event,
 )
-from aworld_runtime.forks import EDITED_AFTER
+from aworld_runtime.forks import EDITED_AFTER, Origin
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.nodes.node import Program, Runnable
 from aworld_runtime.predicate import Predicate
@@ -119,6 +119,8 @@ class Debugger:
         self._numbers = 0
         for text in self.now().breakpoints if live else ():
             self._add(Predicate.parse(text))
+        self._found = self._numbers
+        """Breakpoints up to this number are somebody else's."""
 
     # --- look ----------------------------------------------------------------------------------------------------------
 
@@ -157,7 +159,7 @@ class Debugger:
             PredicateError: it can't be read.
         """
         number = self._add(Predicate.parse(where) if isinstance(where, str) else where)
-        await self._tell_breakpoints()
+        await self._tell(self.breakpoints.values())
         return number
 
     async def clear(self, number: int | None = None) -> None:
@@ -171,16 +173,17 @@ class Debugger:
         elif self.breakpoints.pop(number, None) is None:
             known = ", ".join(map(str, self.breakpoints)) or "none"
             raise UsageError(f"no breakpoint {number}; there are: {known}")
-        await self._tell_breakpoints()
+        await self._tell(self.breakpoints.values())
 
     def _add(self, predicate: Predicate) -> int:
         self._numbers += 1
         self.breakpoints[self._numbers] = predicate
         return self._numbers
 
-    async def _tell_breakpoints(self) -> None:
+    async def _tell(self, breakpoints: Iterable[Predicate]) -> None:
+        """Have the owner stop there, where there is one."""
         if self.live is not None and not self.live.finished:
-            texts = tuple(dict.fromkeys(map(str, self.breakpoints.values())))
+            texts = tuple(dict.fromkeys(map(str, breakpoints)))
             if texts != self.now().breakpoints:
                 await self.live.tell(BreakpointsSet(breakpoints=texts))
 
@@ -200,8 +203,15 @@ class Debugger:
         return await self._forward(ends, step=True)
 
     async def until(self, where: int | str | Predicate) -> Stop:
-        """To the next event for which the predicate holds, or to one with this seq; breakpoints stop it too."""
+        """To the next event for which the predicate holds, or to the one with this seq; breakpoints stop it too.
+
+        Raises:
+            UsageError: the position is not before this seq.
+            PredicateError: it can't be read.
+        """
         if isinstance(where, int):
+            if where <= self.seq:
+                raise UsageError(f"event {where} is not ahead of {self.seq}: goto goes back")
             where = f"seq>={where}"
         aim = Predicate.parse(where) if isinstance(where, str) else where
         number = await self.break_at(aim)
@@ -262,7 +272,7 @@ class Debugger:
             try:
                 await self._rerun.handler(event)
             except DivergenceError as error:
-                with _no_breakpoint_of_pythons():
+                with _deaf_to_breakpoint_calls():
                     difference = await self._rerun.explain(event, error)
                 return Stop("diverged", event, difference.message, difference)
         if done(event):
@@ -334,8 +344,9 @@ class Debugger:
             )
         if self.forks is None:
             raise UsageError("this debugger can make no fork: open it by Runtime.debug")
+        requested = Origin.of(self.events).requested or self.events[0]
         fork = await self.forks.fork(
-            self.events[-1].episode_id or "",
+            requested.episode_id or "",
             at=at,
             edit=edit,
             program=self._runs,
@@ -344,30 +355,27 @@ class Debugger:
         )
         await self.leave()
         self.live, self._forked, self._rerun = self.forks.live(fork), True, None
-        with anyio.fail_after(HEARD_S):
-            await self.live.begin()
+        await self.live.look()
+        self._found = 0
         self.seq = at + (EDITED_AFTER if edit else 2)
-        await self._tell_breakpoints()
+        await self._tell(self.breakpoints.values())
         return Stop("start", self.event)
 
     async def leave(self) -> None:
-        """Let go of a live episode: its breakpoints are cleared. A pause stays; but a fork that was made here and is paused is
-        cancelled.
+        """Let go of a live episode: the breakpoints that were set here are cleared. A pause stays; but a fork that was made here
+        and is paused is cancelled.
         """
         if self.live is None:
             return
         await self.live.look()
-        if self.live.finished:
-            return
-        now = self.now()
-        if self._forked and now.paused:
+        if self._forked and self.now().paused and not self.live.finished:
             await self.live.tell(EpisodeCancelled(reason="its debugger has left it"))
-        elif now.breakpoints:
-            await self.live.tell(BreakpointsSet())
+        else:
+            await self._tell(p for n, p in self.breakpoints.items() if n <= self._found)
 
 
 @contextmanager
-def _no_breakpoint_of_pythons() -> Generator[None]:
+def _deaf_to_breakpoint_calls() -> Generator[None]:
     """While a handler runs again for a reason of ours, the user's `breakpoint()` does nothing."""
     hook = sys.breakpointhook
     sys.breakpointhook = lambda *_, **__: None

@@ -103,6 +103,8 @@ async def test_next_goes_to_the_end_of_a_handler_and_until_to_an_event(events: l
     )
     assert debugger.back().why == "start"
     assert debugger.breakpoints == {}
+    with pytest.raises(UsageError, match="event 1 is not ahead of 1"):
+        await debugger.until(1)
     with pytest.raises(UsageError, match="no event 900"):
         debugger.goto(900)
 
@@ -241,7 +243,7 @@ async def test_a_live_episode_stops_at_breakpoints_before_anything_follows(
     assert (await runtime.result(episode)).answer == "checked: 100"
 
 
-async def test_leaving_clears_breakpoints_and_a_second_debugger_finds_it_as_it_is(
+async def test_leaving_clears_ones_own_breakpoints_and_leaves_the_pause(
     runtime: Runtime,
 ) -> None:
     episode = await runtime.submit(
@@ -251,7 +253,11 @@ async def test_leaving_clears_breakpoints_and_a_second_debugger_finds_it_as_it_i
         await debugger.break_at("model.requested")
         async with runtime.debug(episode) as second:
             assert [str(each) for each in second.breakpoints.values()] == ["type=model.requested"]
+            await second.break_at("tool.returned")
             assert (await second.continue_()).event.type == "model.requested"
+        assert debugger.live is not None
+        await debugger.live.look()
+        assert debugger.now().breakpoints == ("type=model.requested",)
     async with runtime.debug(episode) as third:
         assert (third.breakpoints, third.now().paused) == ({}, True)
         await third.resume()

@@ -193,11 +193,9 @@ def begins_paused() -> Event:
 
 async def step(bus: Bus, owner: EpisodeOwner, count: int = 1) -> None:
     """Let one thing after another start; returns when all that could has ended."""
-    ends = len([e for e in owner.events if isinstance(e.data, ENDS)])
+    ends = len([e for e in owner.events if e.type in ENDS])
     await tell(bus, owner, EpisodeStepped(count=count))
-    await wait_until(
-        lambda: len([e for e in owner.events if isinstance(e.data, ENDS)]) >= ends + count
-    )
+    await wait_until(lambda: len([e for e in owner.events if e.type in ENDS]) >= ends + count)
     await anyio.wait_all_tasks_blocked()
 
 
