@@ -15,6 +15,7 @@ from aworld_runtime.errors import ConfigError
 from aworld_runtime.events import (
     AnswerProposed,
     Event,
+    HumanAnswered,
     MessagePosted,
     StopReason,
     ToolCalled,
@@ -107,10 +108,10 @@ class Agent:
         return f"{type(self).__name__}({self.role!r}, llm={model!r}, tools={list(self.tools)!r})"
 
     async def handle(self, ctx: Context, event: Event) -> None:
-        """Take a turn on a message, or once the last open tool call is answered."""
+        """Take a turn on a message, on a person's answer, or once the last open tool call is answered."""
         refused_by_itself = isinstance(event.data, ToolFailed) and event.role == self.role
         if (
-            isinstance(event.data, MessagePosted | ToolReturned | ToolFailed)
+            isinstance(event.data, MessagePosted | HumanAnswered | ToolReturned | ToolFailed)
             and not refused_by_itself
             and not ctx.trajectory.open_calls
         ):

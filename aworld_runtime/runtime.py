@@ -43,6 +43,7 @@ from aworld_runtime.messages import ModelSpec, Task
 from aworld_runtime.models.client import LLMClient
 from aworld_runtime.names import episode_log
 from aworld_runtime.nodes.node import Runnable
+from aworld_runtime.nodes.questions import answer_to, the_question
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.replay.debugger import Debugger
 from aworld_runtime.replay.fork import Changes, begin_fork, lay
@@ -230,6 +231,17 @@ class Runtime:
         begin = partial(lay, self.bus, self._logs, opening)
         await self._requests.submit(fork_id, requested, on_end=forget, begin=begin)
         return fork_id
+
+    async def answer(self, episode_id: str, text: str, *, question: int | None = None) -> None:
+        """Answer what an episode asks a person: the question at this seq, or the only one that is open.
+
+        Raises:
+            NotFoundError: it has no such question.
+            UsageError: it has several.
+        """
+        log = episode_log(episode_id)
+        asked = the_question(await self._logs.read_all(log), question)
+        await self.bus.send_mail(log, answer_to(asked, text, source="human/runtime"))
 
     async def result(self, episode_id: str) -> Episode:
         """Wait for a submitted episode to finish.

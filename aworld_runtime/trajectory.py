@@ -17,6 +17,7 @@ from aworld_runtime.events import (
     EpisodeFinished,
     EpisodeRequested,
     Event,
+    HumanAnswered,
     MessagePosted,
     ModelCompleted,
     ModelFailed,
@@ -110,7 +111,7 @@ class Episode(Data):
 def message_of(event: Event) -> Message | None:
     """What an event says to an agent; None where it says nothing."""
     match event.data:
-        case MessagePosted(content=content):
+        case MessagePosted(content=content) | HumanAnswered(answer=content):
             return Message(role="user", content=content)
         case ModelCompleted() as data:
             return Message(role="assistant", content=data.text, tool_calls=data.tool_calls)

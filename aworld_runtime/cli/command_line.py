@@ -78,6 +78,7 @@ COMMANDS = {
     "cancel": Command("aworld_runtime.cli.control:cancel", "end episodes that run"),
     "pause": Command("aworld_runtime.cli.control:pause", "let episodes start nothing new"),
     "resume": Command("aworld_runtime.cli.control:resume", "let paused episodes go on"),
+    "answer": Command("aworld_runtime.cli.answer:run", "answer what an agent asks a person"),
     "nodes": Command("aworld_runtime.cli.nodes:run", "list who is on the bus"),
     "worker": Command("aworld_runtime.cli.worker:run", "run episodes and tools for a bus"),
     "archive": Command(

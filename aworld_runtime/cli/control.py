@@ -76,11 +76,11 @@ async def _tell(arguments: argparse.Namespace, data: EventData, done: str) -> in
     if arguments.wait < 0:
         raise UsageError(f"--wait {arguments.wait:g}: expected 0 or more")
     async with joined_bus(arguments.bus) as bus:
-        told = [await _send(bus, last, data) for last in await _unfinished(bus, arguments)]
+        told = [await _send(bus, last, data) for last in await unfinished(bus, arguments)]
         outcomes = dict.fromkeys((e.episode_id or "" for e in told), f"not {done} yet")
 
         async def watch(event: Event, start: int) -> None:
-            outcomes[event.episode_id or ""] = await _outcome(bus, event, start, done)
+            outcomes[event.episode_id or ""] = await outcome(bus, event, start, done)
 
         with anyio.move_on_after(arguments.wait):
             async with anyio.create_task_group() as tasks:
@@ -107,7 +107,7 @@ async def _send(bus: Bus, last: Event, data: EventData) -> Event:
     return event.at(last.seq)
 
 
-async def _outcome(bus: Bus, told: Event, start: int, done: str) -> str:
+async def outcome(bus: Bus, told: Event, start: int, done: str) -> str:
     from aworld_runtime.events import EpisodeFinished
     from aworld_runtime.names import episode_log
 
@@ -120,7 +120,7 @@ async def _outcome(bus: Bus, told: Event, start: int, done: str) -> str:
     raise AssertionError("a tail never ends")
 
 
-async def _unfinished(bus: Bus, arguments: argparse.Namespace) -> list[Event]:
+async def unfinished(bus: Bus, arguments: argparse.Namespace) -> list[Event]:
     """The last event of each episode that is meant.
 
     Raises:
@@ -133,16 +133,16 @@ async def _unfinished(bus: Bus, arguments: argparse.Namespace) -> list[Event]:
         found = [last]
     else:
         found = await _stored(bus, arguments)
-    unfinished = [event for event in found if not isinstance(event.data, EpisodeFinished)]
-    if not unfinished:
+    running = [event for event in found if not isinstance(event.data, EpisodeFinished)]
+    if not running:
         ends = {e.data.reason for e in found if isinstance(e.data, EpisodeFinished)}
         which = f"episode {found[0].episode_id}" if len(found) == 1 else repr(arguments.name)
         raise UsageError(f"{which} has finished ({', '.join(sorted(ends))})")
-    return unfinished
+    return running
 
 
 async def _stored(bus: Bus, arguments: argparse.Namespace) -> list[Event]:
-    """As `_unfinished`, by what the store knows of runs and ids."""
+    """As `unfinished`, by what the store knows of runs and ids."""
     name: str = arguments.name
     async with stored(arguments.store) as store:
         run = next((run for run in await store.runs(limit=ALL) if run.id == name), None)

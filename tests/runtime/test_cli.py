@@ -59,6 +59,7 @@ from aworld_runtime.store.base import EpisodeRecord, RunRecord
 from aworld_runtime.store.open import open_store
 from aworld_runtime.version import code_version
 from tests.commands import get_text, serving
+from tests.runtime.test_questions import asked
 from tests.services import missing
 from tests.waiting import wait_until, wait_until_sync
 
@@ -793,6 +794,35 @@ async def test_episodes_are_paused_resumed_and_cancelled_by_hand(
         assert (await runtime.result(other)).reason == "cancelled"
         nobody = await call("pause", "nope")
         assert (nobody.returncode, "no episode 'nope'" in nobody.stderr) == (2, True)
+
+
+async def test_a_question_is_listed_and_answered_by_hand(
+    aworld: Aworld, project: Path, bus_url: str
+) -> None:
+    (project / "asking.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.runtime.test_questions import Careful\nagent = Careful('May I?')\n"
+    )
+    bus, store = bus_url, f"sqlite:///{project}/s.db"
+
+    async def call(*arguments: str) -> Done:
+        return await to_thread.run_sync(
+            aworld, "answer", *arguments, "--bus", bus, "--store", store
+        )
+
+    async with Runtime(bus=bus, store=store) as runtime:
+        episode = await runtime.submit("asking:agent", "q")
+        await asked(runtime, episode, 1)
+        listed = (await call(episode)).stdout.splitlines()
+        assert listed[0].split() == ["SEQ", "ROLE", "QUESTION"]
+        seq, role, question = listed[1].split(maxsplit=2)
+        assert (role, question) == ("careful", "May I?")
+        (told,) = json.loads((await call(episode, "--json")).stdout)
+        assert told == {"seq": int(seq), "role": role, "question": question}
+        wrong = await call(episode, "yes", "--question", "1")
+        assert (wrong.returncode, "no open question at event 1" in wrong.stderr) == (2, True)
+        assert (await call(episode, "You may.")).stdout == f"{episode}  answered\n"
+        assert (await runtime.result(episode)).answer == "heard: You may."
 
 
 async def test_nodes_are_listed_with_load_lag_and_age(aworld: Aworld, bus_url: str) -> None:
