@@ -73,6 +73,7 @@ COMMANDS = {
     ),
     "debug": Command("aworld_runtime.cli.debug:run", "stop anywhere in an episode, and change it"),
     "diff": Command("aworld_runtime.cli.diff:run", "compare two episodes, or two runs"),
+    "fork": Command("aworld_runtime.cli.fork:run", "go on live from any event of an episode"),
     "export": Command("aworld_runtime.cli.export:run", "write an episode or a run into one file"),
     "import": Command("aworld_runtime.cli.import_file:run", "take an exported file into a store"),
     "cancel": Command("aworld_runtime.cli.control:cancel", "end episodes that run"),

@@ -61,9 +61,9 @@ def _said(data: EventData) -> str:  # noqa: C901, PLR0911, PLR0912 - one line pe
             return f"by worker {worker}"
         case EpisodeForked(parent=parent, at=at, edited=edited):
             then = f", with another {', '.join(edited)} in the next" if edited else ""
-            return f"from {parent} after event {at}{then}"
+            return f"{parent} after its event {at}{then}"
         case RecordDropped(seqs=seqs):
-            return f"{', '.join(map(str, seqs))}: its handler went another way"
+            return f"seq {', '.join(map(str, seqs))}: its handler went another way"
         case LogRestored(at=at):
             return f"from the store, up to event {at}: what came after it may be lost"
         case MessagePosted(content=content):

@@ -6,6 +6,8 @@ import argparse
 import json
 import logging
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from aworld_runtime.cli.shared import (
@@ -32,12 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("program", metavar="MODULE:ATTRIBUTE", help="an agent or a swarm")
     parser.add_argument("question", help="the task")
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds after which it ends")
-    parser.add_argument(
-        "--slots",
-        type=int,
-        default=1,
-        help="episodes that this process runs; 0 leaves them to workers on the bus (default 1)",
-    )
+    add_slots(parser)
     parser.add_argument(
         "--debug", action="store_true", help="begin it paused, in the debugger, as aworld debug"
     )
@@ -47,15 +44,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def add_slots(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--slots",
+        type=int,
+        default=1,
+        help="episodes that this process runs; 0 leaves them to workers on the bus (default 1)",
+    )
+
+
+def expect_workers(arguments: argparse.Namespace) -> None:
+    """See that somebody can run it: this process, or another.
+
+    Raises:
+        UsageError: nobody.
+    """
     from aworld_runtime.config import Settings
-    from aworld_runtime.nodes.node import load_program
 
     if arguments.slots < 0:
         raise UsageError(f"--slots {arguments.slots}: expected 0 or more")
     bus = arguments.bus or Settings.from_env().bus
     if not arguments.slots and bus.startswith("memory:"):
         raise UsageError(f"--slots 0 on {bus}: no other process can run it; give --bus redis://…")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from aworld_runtime.nodes.node import load_program
+
+    expect_workers(arguments)
     logging.getLogger("aworld_runtime.nodes.owner").addHandler(UNSAID)
     import_from_here()
     if arguments.slots:  # a wrong name is the caller's to mend, not an episode that failed
@@ -80,22 +96,29 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _episode(arguments: argparse.Namespace) -> Episode:
-    import anyio
-
     from aworld_runtime.runtime import Runtime
 
     async with Runtime(bus=arguments.bus, store=arguments.store, slots=arguments.slots) as runtime:
-        try:
+        with leaving_to_workers(runtime.bus.url):
             return await runtime.run(
                 arguments.program, arguments.question, timeout_s=arguments.timeout
             )
-        except anyio.get_cancelled_exc_class():
-            if not (bus := runtime.bus.url).startswith("memory:"):
-                print(
-                    f"aworld: interrupted; workers on {bus} go on with the episode. To end it: aworld cancel last --bus {bus}",
-                    file=sys.stderr,
-                )
-            raise
+
+
+@contextmanager
+def leaving_to_workers(bus: str) -> Generator[None]:
+    """Of an episode: say who goes on with it where the command is interrupted."""
+    import anyio
+
+    try:
+        yield
+    except anyio.get_cancelled_exc_class():
+        if not bus.startswith("memory:"):
+            print(
+                f"aworld: interrupted; workers on {bus} go on with the episode. To end it: aworld cancel last --bus {bus}",
+                file=sys.stderr,
+            )
+        raise
 
 
 def _summary(episode: Episode) -> dict[str, object]:

@@ -68,7 +68,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from tests.replayed import changed_swarm, dice, swarm
+from tests.replayed import changed_swarm, dice, summing_agent, swarm
 from tests.episodes import Adder
 tools = [Adder]
 """
@@ -469,6 +469,63 @@ def test_replay_of_an_object_needs_its_name(aworld: Aworld) -> None:
     unknown = aworld("replay", "nobody")
     assert unknown.returncode == 2
     assert "no episode 'nobody'" in unknown.stderr
+
+
+def test_fork_goes_on_with_an_edited_answer_and_compares(aworld: Aworld) -> None:
+    assert aworld("run", "mine:summing_agent", "Add.").stdout == "13\n"
+    (parent,) = json.loads(aworld("runs", "--run", "last", "--json").stdout)["episodes"]
+    done = aworld("fork", "--at", "9", "--set", "data.content=100")
+    assert done.returncode == 0
+    assert re.search(
+        r"^before +answered +- +13\nafter +answered +- +110$", done.stdout, re.MULTILINE
+    )
+    assert "differing: answer; see it with: aworld log " in done.stdout
+    log = aworld("log", "last", "--events").stdout
+    assert f"episode:{parent['id']} after its event 9, with another data.content in the next" in log
+    both = aworld("replay", "--all")
+    assert "identical 2, different 0, unreadable 0, live_calls 0" in both.stdout
+
+    again = aworld("fork", parent["id"][:18], "--at", "9", "--program", "mine:swarm", "--json")
+    assert again.returncode == 1
+    compared = json.loads(again.stdout)
+    assert (compared["parent"], compared["at"]) == (parent["id"], 9)
+    assert compared["before"] == {
+        "reason": "answered",
+        "answer": "13",
+        "reward": None,
+        "error": None,
+    }
+    assert compared["after"]["reason"] == "quiescent"
+    assert compared["differing"] == ["reason", "answer", "error"]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--at", "99"), "has no event 99: it has 1 … 23"),
+        (("--at", "23"), "event 23 is the end of episode:"),
+        (("--at", "9", "--set", "data.content"), "--set 'data.content': expected --set data.con"),
+        (("--at", "9", "--set", "data.text=1"), "tool.returned (seq 10) has no 'data.text'"),
+        (("--at", "9", "--model", "adder=nowhere"), "model 'nowhere': give base_url"),
+        (("--at", "9", "--model", 'adder={"nodel": 1}'), "--model adder=…: model: Field requ"),
+        (
+            ("--at", "9", "--model", "other=openai/m"),
+            "no role 'other' in mine:summing_agent; there",
+        ),
+        (("--at", "9", "--arguments", "[1]"), "--arguments '[1]': expected an object"),
+        (("--at", "9", "--program", "mine:nothing"), "'mine:nothing'"),
+        (("--at", "9", "--slots", "0"), "no other process can run it"),
+        (("nobody", "--at", "9"), "no episode 'nobody'"),
+    ],
+)
+def test_a_fork_that_cannot_be_made_is_exit_code_2(
+    aworld: Aworld, arguments: tuple[str, ...], message: str
+) -> None:
+    aworld("run", "mine:summing_agent", "Add.")
+    done = aworld("fork", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_failed_episode_is_exit_code_1_and_says_where_to_look(

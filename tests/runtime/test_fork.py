@@ -47,6 +47,7 @@ from aworld_runtime.replay.replay import replay
 from aworld_runtime.store import open_store
 from tests.episodes import EXACT_MATCH, Adder, Gate, adding, adding_swarm, of_kind, one
 from tests.faults import restart_empty
+from tests.replayed import summing_agent
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.anyio
@@ -78,21 +79,6 @@ async def log_of(runtime: Runtime, episode: str) -> list[Event]:
 def before(log: list[Event], kind: type[EventData], *, number: int = 0) -> int:
     """The seq in front of an event of this kind."""
     return [event.seq for event in log if isinstance(event.data, kind)][number] - 1
-
-
-def summing(request: ModelRequest) -> Reply:
-    """Adds twice and answers with the sum: what tools say is what it answers."""
-    results = [m.content for m in request.messages if m.role == "tool"]
-    if not results:
-        return ToolCall(id="c1", name="add", arguments={"a": 1, "b": 2})
-    if len(results) == 1:
-        return ToolCall(id="c2", name="add", arguments={"a": int(results[0]), "b": 10})
-    return results[-1]
-
-
-def summing_agent(tool: Adder | None = None, *, prompt: str = "Add.") -> Agent:
-    model = ScriptedModel(summing)
-    return Agent("adder", llm=model, tools=[tool or Adder()], system_prompt=prompt)
 
 
 async def test_a_fork_at_any_event_ends_as_its_parent_did_and_replays(runtime: Runtime) -> None:
@@ -372,6 +358,11 @@ async def test_a_pause_or_an_end_by_hand_is_not_the_forks(
             {"at": 11, "models": {"solver": "nowhere"}},
             ConfigError,
             "'nowhere': give base_url, or a",
+        ),
+        (
+            {"at": 11, "models": {"slover": "openai/gpt-5"}},
+            ConfigError,
+            "no role 'slover' in tests",
         ),
         ({"at": 11, "program": 5}, UsageError, "expected an agent, a swarm or module:attribute"),
     ],

@@ -1,0 +1,171 @@
+"""`aworld fork EPISODE --at SEQ`: go on live from an event of an episode, with something changed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from typing import TYPE_CHECKING, cast
+
+from aworld_runtime.cli.run import UNSAID, add_slots, expect_workers, leaving_to_workers
+from aworld_runtime.cli.shared import (
+    LAST,
+    add_bus,
+    add_json,
+    add_store,
+    find_episode,
+    import_from_here,
+    one_line,
+    run_async,
+    stored,
+    table,
+)
+from aworld_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+    from aworld_runtime.messages import ModelSpec
+    from aworld_runtime.store.base import EpisodeRecord
+    from aworld_runtime.trajectory import Episode
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run an episode again from one of its events on, live: a new episode that shares the events before that. Its next"
+        " event can be edited, and program, arguments and models can be others. The episode itself stays as it is."
+        " Exit code 1 if the new one isn't answered."
+    )
+    parser.epilog = "example: aworld fork last --at 11 --set data.content=42"
+    parser.add_argument(
+        "episode",
+        nargs="?",
+        default=LAST,
+        metavar="EPISODE",
+        help="an id, or how it begins, or last (the newest; the default)",
+    )
+    parser.add_argument(
+        "--at", type=int, required=True, metavar="SEQ", help="the last event that both share"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="edit the event after that: data.content=42, data.call.arguments.a=1; VALUE is JSON, else text",
+    )
+    parser.add_argument(
+        "--program", metavar="MODULE:ATTRIBUTE", help="another agent or swarm to go on with"
+    )
+    parser.add_argument(
+        "--arguments", metavar="JSON", help="other arguments of the function that makes the program"
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="ROLE=SPEC",
+        help="another model for a role, or for * (all): a name such as openai/gpt-5, or a spec as JSON",
+    )
+    add_slots(parser)
+    add_bus(parser)
+    add_store(parser)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    expect_workers(arguments)
+    logging.getLogger("aworld_runtime.nodes.owner").addHandler(UNSAID)
+    edit = dict(_pair(text, "--set", "data.content=42") for text in arguments.set)
+    models = dict(_pair(text, "--model", "solver=openai/gpt-5") for text in arguments.model)
+    import_from_here()
+    parent, fork = run_async(_fork, arguments, edit, models)
+    before, after = _outcome(parent, parent.status), _outcome(fork, fork.reason)
+    differing = [name for name, value in before.items() if after[name] != value]
+    if arguments.json:
+        ids = {"episode": fork.id, "parent": parent.id, "at": arguments.at, "run": fork.run_id}
+        compared = {"before": before, "after": after, "differing": differing}
+        print(json.dumps(ids | compared, ensure_ascii=False))
+    else:
+        print(f"{fork.id}, forked from {parent.id} after event {arguments.at}")
+        rows = [_row("before", before), _row("after", after)]
+        print(table(("", "REASON", "REWARD", "ANSWER"), rows))
+        print(f"differing: {', '.join(differing) or 'nothing'}; see it with: aworld log {fork.id}")
+    return 0 if fork.reason == "answered" else 1
+
+
+def _pair(text: str, option: str, example: str) -> tuple[str, JsonValue]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"{option} {text!r}: expected {option} {example}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+async def _fork(
+    arguments: argparse.Namespace, edit: dict[str, JsonValue], models: dict[str, JsonValue]
+) -> tuple[EpisodeRecord, Episode]:
+    """The episode that was forked, and the fork, once it has ended."""
+    from aworld_runtime.nodes.node import load
+    from aworld_runtime.runtime import Runtime
+
+    async with stored(arguments.store) as store:
+        parent = await find_episode(store, arguments.episode)
+    program: str = arguments.program or parent.program
+    if arguments.slots and not program.startswith("local:"):
+        load(program)  # first: it may define types of events
+    async with Runtime(bus=arguments.bus, store=arguments.store, slots=arguments.slots) as runtime:
+        fork = await runtime.fork(
+            parent.id,
+            at=arguments.at,
+            edit=edit,
+            program=arguments.program,
+            arguments=_arguments(arguments.arguments),
+            models={role: _spec(role, spec) for role, spec in models.items()},
+        )
+        with leaving_to_workers(runtime.bus.url):
+            return parent, await runtime.result(fork)
+
+
+def _arguments(text: str | None) -> dict[str, JsonValue] | None:
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--arguments {text!r}: {error}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f'--arguments {text!r}: expected an object, such as {{"rounds": 2}}')
+    return cast("dict[str, JsonValue]", found)
+
+
+def _spec(role: str, spec: JsonValue) -> ModelSpec | str:
+    from pydantic import ValidationError
+
+    from aworld_runtime.messages import ModelSpec
+
+    if not isinstance(spec, dict):
+        return str(spec)
+    try:
+        return ModelSpec.model_validate(spec)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise UsageError(f"--model {role}=…: {wrong}") from error
+
+
+def _outcome(episode: Episode | EpisodeRecord, reason: str | None) -> dict[str, JsonValue]:
+    return {
+        "reason": reason or "running",
+        "answer": episode.answer,
+        "reward": episode.reward,
+        "error": episode.error,
+    }
+
+
+def _row(name: str, outcome: dict[str, JsonValue]) -> tuple[str, ...]:
+    reward = outcome["reward"]
+    said = str(outcome["answer"] or outcome["error"] or "")
+    shown = f"{reward:.3f}" if isinstance(reward, float) else "-"
+    return (name, str(outcome["reason"]), shown, one_line(said, 100))
