@@ -17,7 +17,6 @@ import anyio
 
 from aworld_runtime.bench.progress import Progress
 from aworld_runtime.bench.purchasing import PURCHASING, YES, Purchases, chance
-from aworld_runtime.bus.base import Bus
 from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import ProcessError
 from aworld_runtime.events import (
@@ -25,7 +24,6 @@ from aworld_runtime.events import (
     EpisodeFinished,
     EpisodeTakenOver,
     Event,
-    HumanAnswered,
     HumanAsked,
 )
 from aworld_runtime.names import episode_log
@@ -111,14 +109,14 @@ class LivePhase:
                     case EpisodeClaimed(worker=worker) | EpisodeTakenOver(worker=worker):
                         self._owners[episode_id] = worker
                     case HumanAsked():
-                        await _answer(runtime.bus, event)
+                        await _answer(runtime, event)
                     case EpisodeFinished():
                         break
                     case _:
                         pass
         self._ended += 1
         self._progress.tick(f"{self._ended} of {self._episodes} episodes have ended")
-        del self._owners[episode_id]
+        self._owners.pop(episode_id, None)
         if not self._killed and self._ended >= self._kill_after and self._owners:
             await self._kill_one(runtime.bus.url)
         await runtime.result(episode_id)
@@ -130,21 +128,8 @@ class LivePhase:
         await self._start_worker(bus)
 
 
-async def _answer(bus: Bus, asked: Event) -> None:
+async def _answer(runtime: Runtime, asked: Event) -> None:
     """What a person does: thinks a moment, then says yes or no."""
     await anyio.sleep(PERSON_S)
-    answer = HumanAnswered(answer=YES if chance(asked.id) < AGREES else "no")
-    await bus.send_mail(
-        episode_log(asked.episode_id or ""),
-        Event.of(
-            answer,
-            source="person/bench",
-            run_id=asked.run_id,
-            task_id=asked.task_id,
-            episode_id=asked.episode_id,
-            causation_id=asked.id,
-            correlation_id=asked.id,
-            to=asked.role,
-            trust="user",
-        ),
-    )
+    answer = YES if chance(asked.id) < AGREES else "no"
+    await runtime.answer(asked.episode_id or "", answer, question=asked.seq)

@@ -7,10 +7,12 @@ by one: the ratio is that of the episodes' own durations. The live phase's time 
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -75,7 +77,9 @@ class ReplayBenchReport(Live):
     different: int
     live_calls: int
     replay_s: float
-    """Of `aworld replay --all --json`, with the start of its process."""
+    """Of `aworld replay --all --json` on the clock, with the start of its process."""
+    replay_cpu_s: float
+    """CPU seconds of that process."""
     ratio: float
     """`live_s` over `replay_s`."""
     wall_ratio: float
@@ -114,29 +118,25 @@ class ReplayBench:
             async with open_store(url) as store:
                 live = await read_live(store)
             self._progress.say(f"{live.events:,} events are recorded; now they are replayed")
-            replayed, replay_s = await _replay(url)
-        return self._report(live, phase.wall_s, replayed, replay_s, machine)
+            replayed = await _replay(url)
+        return self._report(live, phase.wall_s, replayed, machine)
 
     def _report(
-        self,
-        live: Live,
-        live_wall_s: float,
-        replayed: dict[str, Any],
-        replay_s: float,
-        machine: Machine,
+        self, live: Live, live_wall_s: float, replayed: Replayed, machine: Machine
     ) -> ReplayBenchReport:
-        ratio = live.live_s / replay_s
-        faults = list(faults_of(live, replayed, episodes=self._episodes, ratio=ratio))
+        ratio, told = live.live_s / replayed.seconds, replayed.told
+        faults = list(faults_of(live, told, episodes=self._episodes, ratio=ratio))
         return ReplayBenchReport(
             **dict(live),
             live_wall_s=live_wall_s,
-            handlers=sum(episode["handlers"] for episode in replayed["episodes"]),
-            identical=replayed["identical"],
-            different=replayed["different"],
-            live_calls=replayed["live_calls"],
-            replay_s=replay_s,
+            handlers=sum(episode["handlers"] for episode in told["episodes"]),
+            identical=told["identical"],
+            different=told["different"],
+            live_calls=told["live_calls"],
+            replay_s=replayed.seconds,
+            replay_cpu_s=replayed.cpu_s,
             ratio=ratio,
-            wall_ratio=live_wall_s / replay_s,
+            wall_ratio=live_wall_s / replayed.seconds,
             machine=machine,
             holds=(targets.at_least("ratio", ratio, targets.TIMES_LIVE),),
             verified=not faults,
@@ -144,40 +144,53 @@ class ReplayBench:
         )
 
 
-def faults_of(
-    live: Live, replayed: dict[str, Any], *, episodes: int, ratio: float
-) -> Iterator[str]:
-    """What is wrong with a record of so many episodes, or with its replay, of which `replayed` is what the command printed."""
+def faults_of(live: Live, told: dict[str, Any], *, episodes: int, ratio: float) -> Iterator[str]:
+    """What is wrong with a record of so many episodes, or with its replay, of which the command `told`."""
     if live.episodes != episodes:
         yield f"{live.episodes} episodes are in the store, and {episodes} were run"
     if live.shortest_call_s < targets.CALL_S:
         yield f"a call took {live.shortest_call_s:.3f} s, which is less than {targets.CALL_S:g}"
     for kind, having in live.kinds.items():
         if not having:
-            yield f"no episode had {kind}: nothing is known of their replay; run more --episodes"
-    for episode in replayed["episodes"]:
+            yield f"no episode had {kind.replace('_', ' ')}: nothing is known of their replay; run more --episodes"
+    for episode in told["episodes"]:
         if not episode["identical"]:
             yield f"{episode['episode']} differs: {episode['divergence']['message']}"
-    for episode, why in replayed["unreadable"].items():
+    for episode, why in told["unreadable"].items():
         yield f"{episode} can't be replayed: {why}"
-    if replayed["identical"] != live.episodes:
-        yield f"{replayed['identical']} of {live.episodes} episodes are identical"
-    if replayed["live_calls"]:
-        yield f"the replay made {replayed['live_calls']} live calls"
+    if told["identical"] != live.episodes:
+        yield f"{told['identical']} of {live.episodes} episodes are identical"
+    if told["live_calls"]:
+        yield f"the replay made {told['live_calls']} live calls"
     if ratio < targets.TIMES_LIVE:
         yield f"the replay is only {ratio:.1f} times as fast as the live runs"
 
 
-async def _replay(store: str) -> tuple[dict[str, Any], float]:
-    """What the command prints, and the seconds that it took."""
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What the command did."""
+
+    told: dict[str, Any]
+    """What it printed."""
+    seconds: float
+    cpu_s: float
+
+
+async def _replay(store: str) -> Replayed:
     command = [sys.executable, "-m", "aworld_runtime.cli", "replay", "--all", "--json"]
-    began = time.perf_counter()
+    began, cpu_s = time.perf_counter(), _cpu_s_of_children()
     with anyio.fail_after(PATIENCE_S):
         done = await anyio.run_process([*command, "--store", store], check=False)
     seconds = time.perf_counter() - began
     if not done.stdout:
         raise ProcessError(f"aworld replay failed: {done.stderr.decode(errors='replace')}")
-    return json.loads(done.stdout), seconds
+    return Replayed(json.loads(done.stdout), seconds, _cpu_s_of_children() - cpu_s)
+
+
+def _cpu_s_of_children() -> float:
+    """Of those that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 # --- the record ----------------------------------------------------------------------------------------------------
@@ -230,13 +243,13 @@ def _parallel_tools(events: Sequence[Event]) -> bool:
 
 
 KINDS: dict[str, Callable[[Sequence[Event]], bool]] = {
-    "parallel tools": _parallel_tools,
-    "failed tools": _having(ToolFailed),
-    "failed model calls": _having(ModelFailed),
+    "parallel_tools": _parallel_tools,
+    "failed_tools": _having(ToolFailed),
+    "failed_model_calls": _having(ModelFailed),
     "handoffs": _having(HandoffMade),
-    "human answers": _having(HumanAnswered),
+    "human_answers": _having(HumanAnswered),
     "takeovers": _having(EpisodeTakenOver),
-    "recorded values": _having(ValueRecorded),
+    "recorded_values": _having(ValueRecorded),
     "rewards": _having(RewardGiven),
 }
 """What is hard to replay; failed tools and model calls were called again. A takeover is that of a killed worker."""

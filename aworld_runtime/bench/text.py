@@ -101,12 +101,19 @@ def replay_text(report: ReplayBenchReport) -> str:
     calls = f"{report.calls:,} calls, the shortest of {report.shortest_call_s:.3f} s"
     rows = [
         ("episodes", f"{report.episodes:,}", f"{report.events:,} events; {calls}"),
-        *((f"  with {kind}", f"{episodes:,}", "") for kind, episodes in report.kinds.items()),
+        *(
+            (f"  with {kind.replace('_', ' ')}", f"{episodes:,}", "")
+            for kind, episodes in report.kinds.items()
+        ),
         ("identical", f"{report.identical:,}", f"different {report.different}"),
         ("live calls of the replay", f"{report.live_calls}", f"{report.handlers:,} handlers ran"),
         ("live, one by one, s", f"{report.live_s:.1f}", "the episodes' durations, added up"),
         ("live, many at once, s", f"{report.live_wall_s:.1f}", "on the clock"),
-        ("replay, s", f"{report.replay_s:.2f}", "aworld replay --all --json, its start included"),
+        (
+            "replay, s",
+            f"{report.replay_s:.2f}",
+            f"aworld replay --all --json, its start included; {report.replay_cpu_s:.2f} s of CPU",
+        ),
         ("times as fast", f"{report.ratio:.0f}", f"and {report.wall_ratio:.1f} by the clock"),
     ]
     return "\n\n".join([table(("", "figure", ""), rows), holds_text(report.holds), _end(report)])

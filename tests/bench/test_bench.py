@@ -211,7 +211,7 @@ def test_replay_that_differs_or_is_slow_or_misses_a_kind_is_a_fault() -> None:
         shortest_call_s=0.2,
         live_s=9,
     )
-    replayed: dict[str, Any] = {
+    told: dict[str, Any] = {
         "identical": 1,
         "live_calls": 0,
         "unreadable": {},
@@ -220,7 +220,7 @@ def test_replay_that_differs_or_is_slow_or_misses_a_kind_is_a_fault() -> None:
             {"episode": "e2", "identical": False, "divergence": {"message": "at seq 3 …"}},
         ],
     }
-    assert list(faults_of(live, replayed, episodes=2, ratio=49)) == [
+    assert list(faults_of(live, told, episodes=2, ratio=49)) == [
         "no episode had takeovers: nothing is known of their replay; run more --episodes",
         "e2 differs: at seq 3 …",
         "1 of 2 episodes are identical",
