@@ -22,7 +22,7 @@ from aworld_runtime.version import code_version
 
 Verdict = Literal["equal", "close", "different", "not recorded"]
 
-TOLERANCE: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 5e-2}
+TOLERANCE: Mapping[str, float] = {"float32": 1e-4, "bfloat16": 2e-2}
 """By `learner.dtype`: how far apart, relative to the larger one, two numbers of a model may be where another processor,
 version, or number of threads or ranks took the sums."""
 LEAST = 0.1
