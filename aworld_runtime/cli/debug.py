@@ -200,7 +200,7 @@ async def _opened(arguments: argparse.Namespace) -> AsyncGenerator[tuple[Debugge
                 note = "its handlers run again as you pass them"
             except UsageError as error:
                 events, program = await read_all(store, episode_log(episode.id)), None
-                note = f"no handler runs again: {error}"
+                note = f"no handler runs again: {error}; --program names one"
         about = (
             f"episode {episode.id}, {episode.status or 'unfinished'}, {len(events)} events; {note}"
         )

@@ -143,7 +143,7 @@ class Prompt(cmd.Cmd):
     def parseline(self, line: str) -> tuple[str | None, str | None, str]:
         name, rest, line = super().parseline(line)
         if name and not hasattr(self, f"do_{name}"):
-            begun = [known for known in self.completenames(name) if name]
+            begun = self.completenames(name)
             name = ALIASES.get(name) or (begun[0] if len(begun) == 1 else name)
         return name, rest, line
 

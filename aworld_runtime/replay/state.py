@@ -11,8 +11,6 @@ from aworld_runtime.events import (
     EpisodeAnswered,
     EpisodeFinished,
     Event,
-    HumanAnswered,
-    HumanAsked,
     StopReason,
     SubscriptionChanged,
     ToolCalled,
@@ -22,6 +20,7 @@ from aworld_runtime.events import (
 from aworld_runtime.forks import counted
 from aworld_runtime.messages import Data, Message, ToolCall, ToolSpec
 from aworld_runtime.nodes.pause import Pause
+from aworld_runtime.nodes.questions import open_questions
 from aworld_runtime.nodes.routing import receivers
 from aworld_runtime.trajectory import TrajectoryFold, Turn
 
@@ -79,10 +78,9 @@ def episode_state(events: Sequence[Event], seq: int) -> EpisodeState:
     subscriptions = _first_subscriptions(events)
     to_handle: dict[str, dict[int, Event]] = {role: {} for role in subscriptions}
     calls: dict[str, Event] = {}
-    questions: dict[str, int] = {}
     pause = Pause()
     answer, reason = "", None
-    for event in events[:seq]:
+    for event in counted(events[:seq]):
         pause.note(event)
         for role in receivers(event, to_handle, subscriptions):
             to_handle[role][event.seq] = event
@@ -93,10 +91,6 @@ def episode_state(events: Sequence[Event], seq: int) -> EpisodeState:
                 calls[event.id] = event
             case ToolReturned() | ToolFailed():
                 calls.pop(event.correlation_id or "", None)
-            case HumanAsked():
-                questions[event.id] = event.seq
-            case HumanAnswered():
-                questions.pop(event.correlation_id or "", None)
             case SubscriptionChanged():
                 subscriptions = event.data.subscriptions
             case EpisodeAnswered():
@@ -114,7 +108,7 @@ def episode_state(events: Sequence[Event], seq: int) -> EpisodeState:
             for e in calls.values()
             if isinstance(e.data, ToolCalled)
         ),
-        questions=tuple(questions.values()),
+        questions=tuple(asked.seq for asked in open_questions(events[:seq])),
         paused=pause.active,
         steps_left=pause.steps,
         breakpoints=tuple(map(str, pause.breakpoints)),

@@ -34,6 +34,7 @@ from tests.episodes import (
     run_episode,
 )
 from tests.replayed import changed_swarm
+from tests.runtime.test_questions import Careful
 from tests.services import missing
 from tests.waiting import wait_until
 
@@ -282,6 +283,19 @@ async def test_who_pauses_meanwhile_stops_the_debugger_too(runtime: Runtime) -> 
         gate.open.set()
         await debugger.resume()
     assert (await runtime.result(episode)).reason is not None
+
+
+async def test_it_waits_for_nobody_who_has_to_be_asked(runtime: Runtime) -> None:
+    episode = await runtime.submit(Careful("May I?"), "Do it.", paused=True)
+    async with runtime.debug(episode) as debugger:
+        stop = await debugger.continue_()
+        (question,) = debugger.state().questions
+        assert (stop.why, stop.detail) == ("waiting", f"for an answer to event {question}")
+        assert (await debugger.step()).why == "waiting"
+        await runtime.answer(episode, "yes")
+        assert (await debugger.until("human.answered")).why == "moved"
+        assert debugger.role("careful").pending[-1].content == "yes"
+        assert (await debugger.continue_()).why == "end"
 
 
 async def test_an_unknown_episode_cannot_be_debugged(

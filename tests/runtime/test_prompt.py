@@ -16,7 +16,11 @@ from pathlib import Path
 import pytest
 
 from aworld_runtime import Runtime, cli
+from aworld_runtime.bus.base import read_all
+from aworld_runtime.events import EpisodeResumed
+from aworld_runtime.names import episode_log
 from aworld_runtime.runtime import run_sync
+from aworld_runtime.store.open import open_store
 from tests.waiting import wait_until_sync
 
 Debug = Callable[..., tuple[int, str, str]]
@@ -221,6 +225,13 @@ from aworld_runtime import Agent
 from aworld_runtime.models.scripted import ScriptedModel
 agent = Agent(llm=ScriptedModel("late", delay_s=60, repeat_last=True))
 """
+
+
+async def resumptions(folder: Path) -> int:
+    async with open_store(f"sqlite:///{folder}/.aworld/aworld.db") as store:
+        (episode,) = await store.episodes(limit=1)
+        events = await read_all(store, episode_log(episode.id))
+    return sum(isinstance(event.data, EpisodeResumed) for event in events)
 
 
 def test_at_a_terminal_ctrl_c_interrupts_a_command_and_not_the_session(tmp_path: Path) -> None:
