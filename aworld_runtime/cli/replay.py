@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from aworld_runtime.cli.programs import NeedsProgramError, Programs
+from aworld_runtime.cli.progress import Progress
 from aworld_runtime.cli.shared import (
     LAST,
     add_breakpoints,
@@ -85,6 +86,7 @@ async def _replay_all(arguments: argparse.Namespace) -> int:
     start = time.perf_counter()
     async with stored(arguments.store, registry) as store:
         programs = Programs(store, registry, arguments.program)
+        tell = Progress("replayed")
         for episode in await _chosen(store, arguments):
             outcome: ReplayReport | str
             try:
@@ -96,7 +98,9 @@ async def _replay_all(arguments: argparse.Namespace) -> int:
             except AWorldError as error:
                 unreadable[episode.id] = f"{type(error).__name__}: {error}"
                 outcome = f"unreadable: {unreadable[episode.id]}"
-            if not arguments.json:
+            if arguments.json:
+                tell(sum(report.events for report in reports))
+            else:
                 _show(episode.id, outcome)
     identical = sum(report.identical for report in reports)
     if arguments.json:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 def explained(divergence: Divergence, width: int) -> str:
     """The likely cause of a difference, and its two sides."""
     sides = side_by_side(divergence.recorded, divergence.replayed, width)
-    return f"likely cause: {divergence.cause}: {divergence.advice}\n{sides}"
+    advice = [f"  {line}" for line in divergence.advice]
+    return "\n".join([f"likely cause: {divergence.cause}", *advice, sides])
 
 
 def side_by_side(

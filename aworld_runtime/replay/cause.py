@@ -34,7 +34,7 @@ SHOWN = 60
 SHOWN_PATHS = 3
 
 
-def cause_of(recorded: Event, replayed: Event) -> tuple[Cause, str]:
+def cause_of(recorded: Event, replayed: Event) -> tuple[Cause, list[str]]:
     """The likely cause, by where two events differ, and what there was and is."""
     one, two = recorded.data, replayed.data
     if isinstance(one, ModelRequested) and isinstance(two, ModelRequested):
@@ -44,39 +44,37 @@ def cause_of(recorded: Event, replayed: Event) -> tuple[Cause, str]:
             if was != now:
                 found.append(("changed model settings", _changed(name, was, now)))
         if found:
-            return found[0][0], "; ".join(said for _, said in found)
+            return found[0][0], [said for _, said in found]
     if recorded.type != replayed.type:
-        return "changed code", f"{recorded.type} was recorded, {replayed.type} is emitted"
+        return "changed code", [f"{recorded.type} was recorded, {replayed.type} is emitted"]
     paths = list(differences(comparable(recorded), comparable(replayed)))
-    more = f"; … {len(paths) - SHOWN_PATHS} more" if len(paths) > SHOWN_PATHS else ""
-    return "changed code", "; ".join(paths[:SHOWN_PATHS]) + more
+    more = [f"… {len(paths) - SHOWN_PATHS} more"] if len(paths) > SHOWN_PATHS else []
+    return "changed code", [*paths[:SHOWN_PATHS], *more]
 
 
 def suspects(node: Node, program: str) -> list[Finding]:
-    """What the lint finds in a node's class, then where else that is written, then where the program is."""
+    """What the lint finds where a node is written, and where the program is: first what surely runs, by `surely_runs`."""
     found: list[Finding] = []
-    path, lines = _source(type(node))
     for name in dict.fromkeys((type(node).__module__, program.partition(":")[0])):
         file = getattr(sys.modules.get(name), "__file__", None) or ""
         if file.endswith(".py") and name.partition(".")[0] != "aworld_runtime":
             found += lint_file(Path(os.path.relpath(file)))
-    return sorted(found, key=lambda finding: finding.file != path or finding.line not in lines)
+    return sorted(found, key=lambda finding: not surely_runs(finding, node))
+
+
+def surely_runs(finding: Finding, node: Node) -> bool:
+    """Whether it is in the node's class, or runs as its module is imported; not elsewhere in the module."""
+    cls = type(node).__qualname__.replace(".<locals>", "")
+    return not finding.within or f"{finding.within}.".startswith(f"{cls}.")
 
 
 def place(cls: type[object]) -> str:
     """Where a class is written, as far as that is known."""
-    path, lines = _source(cls)
-    at = f" ({path}:{lines.start})" if path else ""
-    return f"{cls.__module__}.{cls.__qualname__}{at}"
-
-
-def _source(cls: type[object]) -> tuple[str, range]:
-    """The file and the lines of a class; none where it was made in a notebook, or by a function."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
     try:
-        path, (lines, first) = getfile(cls), getsourcelines(cls)
-    except (OSError, TypeError):
-        return "", range(0)
-    return os.path.relpath(path), range(first, first + len(lines))
+        return f"{name} ({os.path.relpath(getfile(cls))}:{getsourcelines(cls)[1]})"
+    except (OSError, TypeError):  # made in a notebook, or by a function
+        return name
 
 
 def _of_prompt(one: Sequence[Message], two: Sequence[Message]) -> Iterator[tuple[Cause, str]]:
@@ -116,9 +114,9 @@ def _of_tools(one: Sequence[ToolSpec], two: Sequence[ToolSpec]) -> Iterator[tupl
     for name in was.keys() & now.keys():
         sides = was[name].model_dump(mode="json"), now[name].model_dump(mode="json")
         said += [f"tool {name}, {path}" for path in differences(*sides)]
-    if said:
-        yield "changed tools", "; ".join(said)
-    elif list(was) != list(now):
+    for each in said:
+        yield "changed tools", each
+    if not said and list(was) != list(now):
         yield "reordered tools", f"tools {', '.join(was)} come as {', '.join(now)}"
 
 

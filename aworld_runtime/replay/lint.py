@@ -80,6 +80,8 @@ class Finding(Data):
     rule: Rule
     name: str
     """As it is called by whoever wrote the module: `time.time`, whatever the file calls it."""
+    within: str
+    """The class and the function that it is in, `Solver.handle`; empty where it runs as the module is imported."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column} {self.rule} {self.name}: {ADVICE[self.rule]}"
@@ -105,7 +107,7 @@ def lint_file(path: Path, tree: ast.Module | None = None) -> list[Finding]:
     allowed = dict(_allowed(text))
     found = [finding for finding in visitor.findings if finding.line not in allowed]
     bare = [
-        Finding(file=str(path), line=line, column=1, rule="allow", name="aworld: allow")
+        Finding(file=str(path), line=line, column=1, rule="allow", name="aworld: allow", within="")
         for line, reason in allowed.items()
         if not reason
     ]
@@ -174,6 +176,7 @@ class _Visitor(ast.NodeVisitor):
         self.findings: list[Finding] = []
         self._path = str(path)
         self._scopes: list[Scope] = [{}]
+        self._within: list[str] = []
         self._outside = _given_as_tools(tree)
         """Names of functions and classes in this file that answer from outside."""
         self.visit(tree)
@@ -215,7 +218,9 @@ class _Visitor(ast.NodeVisitor):
         if bases & {*OUTSIDE, *self._outside} or (is_outside and "handle" not in methods):
             self._outside.add(node.name)
             return
+        self._within.append(node.name)
         self.generic_visit(node)
+        self._within.pop()
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._visit_function(node)
@@ -230,8 +235,10 @@ class _Visitor(ast.NodeVisitor):
         for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d)):
             self.visit(default)
         self._scopes.append(dict.fromkeys(_bound(node)))
+        self._within.append(node.name)
         for statement in node.body:
             self.visit(statement)
+        self._within.pop()
         self._scopes.pop()
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
@@ -305,6 +312,7 @@ class _Visitor(ast.NodeVisitor):
                 column=node.col_offset + 1,
                 rule=rule,
                 name=name,
+                within=".".join(self._within),
             )
         )
 

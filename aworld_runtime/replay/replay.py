@@ -29,7 +29,7 @@ from aworld_runtime.nodes.context import Context
 from aworld_runtime.nodes.history import History
 from aworld_runtime.nodes.journal import PATIENCE_S, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
-from aworld_runtime.replay.cause import Cause, cause_of, place, suspects
+from aworld_runtime.replay.cause import Cause, cause_of, place, surely_runs, suspects
 from aworld_runtime.trajectory import Episode, episode_of
 from aworld_runtime.version import code_version
 
@@ -39,6 +39,7 @@ RERUNS_S = 2.0
 """After which no other begins."""
 SUSPECTS = 3
 """Lines that are named."""
+KEEPS_STATE = "the lint finds nothing: perhaps it keeps state of its own, where it may know only what ctx.history says"
 LONGEST_S = 600.0
 """That a handler which does not end may take, however long it took live."""
 
@@ -53,7 +54,7 @@ class Divergence(Data):
     message: str
     cause: Cause
     """The likely one."""
-    advice: str
+    advice: tuple[str, ...]
     """What differs, and where to look."""
     recorded: str
     replayed: str
@@ -91,7 +92,6 @@ class Rerun:
             raise ReplayError(f"the log begins with {first}; expected episode.requested")
         self._events = events
         self._history = History(events)
-        self._program = events[0].data.program
         self._nodes = program.by_role
         self._delivered = {event.seq: event for event in events}
         self._recorded = journals(events)
@@ -135,38 +135,36 @@ class Rerun:
 
     async def explain(self, outcome: Event, error: DivergenceError) -> Divergence:
         """The likely cause of what `handler` raised. Runs the handler a few times more, to see whether it always does that."""
-        if outcome.role not in self._nodes:
-            cause, advice = "changed code", f"give the program that was recorded: {self._program}"
-        else:
+        if outcome.role in self._nodes:
             cause, advice = await self._cause(outcome, error)
+        else:
+            cause = "changed code"
+            advice = [f"give the program that was recorded: {self._request(outcome).program}"]
         return Divergence(
             seq=error.seq,
             role=outcome.role,
             type=self._delivered[error.seq].type,
             message=str(error),
             cause=cause,
-            advice=advice,
+            advice=tuple(advice),
             recorded=error.recorded,
             replayed=error.replayed,
         )
 
-    async def _cause(self, outcome: Event, error: DivergenceError) -> tuple[Cause, str]:
+    async def _cause(self, outcome: Event, error: DivergenceError) -> tuple[Cause, list[str]]:
         node = self._nodes[outcome.role]
-        lines = [str(found) for found in suspects(node, self._program)]
+        lines = suspects(node, self._request(outcome).program)
         if await self._varies(outcome, error):
-            hint = "it may keep state of its own, where what it knows must come from ctx.history"
-            found = "; ".join(lines[:SUSPECTS]) or f"aworld lint finds nothing; {hint}"
-            return "non-determinism", f"it does something else each time: {found}"
-        cause, advice = "changed code", ""
+            said = [str(line) for line in lines[:SUSPECTS]] or [KEEPS_STATE]
+            return "non-determinism", ["it does something else each time it runs", *said]
+        cause, said = "changed code", list[str]()
         if error.events is not None:
             recorded, replayed = cast("tuple[Event, Event]", error.events)
-            cause, advice = cause_of(recorded, replayed)
-        said = [advice] if advice else []
+            cause, said = cause_of(recorded, replayed)
         if cause == "changed code":
-            said.append(self._versions(outcome))
-            said.append(f"the code is {place(type(node))}")
-        said += [f"this may be why: {found}" for found in lines[:1]]
-        return cause, "; ".join(said)
+            said += [self._versions(outcome), f"the code is {place(type(node))}"]
+        found = [line for line in lines if surely_runs(line, node)]
+        return cause, [*said, *(f"this may be why: {line}" for line in found[:SUSPECTS])]
 
     def _versions(self, outcome: Event) -> str:
         then, now = self._request(outcome).code_version or "unknown", code_version()

@@ -99,7 +99,7 @@ async def test_a_change_of_what_the_model_is_asked(
     events, found = await first_difference(team(), team(**changes))
     first = next(e for e in events if isinstance(e.data, ModelRequested))
     assert (found.seq, found.role, found.cause) == (first.seq, "solver", cause)
-    assert advice in found.advice
+    assert advice in " ".join(found.advice)
 
 
 class Warm(Agent):
@@ -117,7 +117,7 @@ class Warm(Agent):
 async def test_a_model_setting() -> None:
     _, found = await first_difference(Warm(0.2), Warm(0.7))
     assert (found.type, found.cause) == ("model.requested", "changed model settings")
-    assert "temperature: 0.2 is now 0.7" in found.advice
+    assert "temperature: 0.2 is now 0.7" in " ".join(found.advice)
 
 
 class Strange:
@@ -172,8 +172,8 @@ async def test_what_differs_from_run_to_run_in_a_node(how: str, line: str) -> No
     assert found.seq == seq_of(events, EpisodeFinished)
     assert found.cause == "non-determinism"
     here = "tests/runtime/test_cause.py:"
-    assert here in found.advice
-    assert line in found.advice
+    assert here in " ".join(found.advice)
+    assert line in " ".join(found.advice)
 
 
 async def test_what_differs_from_run_to_run_in_an_agent() -> None:
@@ -196,7 +196,7 @@ async def test_what_differs_from_run_to_run_in_a_swarms_rules() -> None:
     events, found = await first_difference(Team(), Team())
     assert (found.role, found.seq) == ("swarm", seq_of(events, MessagePosted))
     assert found.cause == "non-determinism"
-    assert "random random.choice()" in found.advice
+    assert "random random.choice()" in " ".join(found.advice)
 
 
 async def test_a_coin_that_is_tossed_is_no_change_of_code() -> None:
@@ -213,15 +213,17 @@ async def test_a_coin_that_is_tossed_is_no_change_of_code() -> None:
 async def test_a_changed_branch_in_the_code() -> None:
     events, found = await first_difference(Strange("left"), Strange("right"))
     assert (found.seq, found.cause) == (seq_of(events, EpisodeFinished), "changed code")
-    assert 'data.answer: "left" is now "right"' in found.advice
-    assert f"aworld-rt unknown recorded it, this is {code_version()}" in found.advice
-    assert "tests.runtime.test_cause.Strange (tests/runtime/test_cause.py:" in found.advice
+    assert 'data.answer: "left" is now "right"' in " ".join(found.advice)
+    assert f"aworld-rt unknown recorded it, this is {code_version()}" in " ".join(found.advice)
+    assert "tests.runtime.test_cause.Strange (tests/runtime/test_cause.py:" in " ".join(
+        found.advice
+    )
 
 
 async def test_another_program() -> None:
     _, found = await first_difference(Strange("left"), team())
     assert found.cause == "changed code"
-    assert found.advice == "give the program that was recorded: local:test"
+    assert found.advice == ("give the program that was recorded: local:test",)
 
 
 def seq_of(events: list[Event], kind: type[EventData]) -> int:

@@ -446,7 +446,10 @@ def test_replay_shows_the_first_difference_and_exits_with_1(aworld: Aworld) -> N
     assert both.returncode == 1
     assert "identical 1, different 1, unreadable 0, live_calls 0" in both.stdout
     assert "RECORDED" in both.stdout
-    assert "\nlikely cause: non-determinism: it does something else each time: " in both.stdout
+    assert (
+        "\nlikely cause: non-determinism\n  it does something else each time it runs\n"
+        in both.stdout
+    )
     assert "replayed.py:" in both.stdout
     report = json.loads(aworld("replay", "--run", "last", "--json").stdout)
     assert (report["identical"], report["different"], report["live_calls"]) == (0, 1, 0)
