@@ -84,9 +84,14 @@ async def compare(bus: Bus, store: Store, prefix: str = "") -> Comparison:
 
 
 async def _has_ended(store: Store, log: str, in_store: Mapping[int, str]) -> bool:
-    """Whether the store has its end, if it is the log of an episode."""
+    """Whether the store has its end, if it is the log of an episode. One without a record is the beginning of a log, imported
+    for a fork.
+    """
+    episode_id = episode_of_log(log)
+    if episode_id is None or await store.episode(episode_id) is None:
+        return True
     last = await store.read(log, max(in_store), limit=1) if in_store else []
-    return episode_of_log(log) is None or any(isinstance(e.data, EpisodeFinished) for e in last)
+    return any(isinstance(e.data, EpisodeFinished) for e in last)
 
 
 def _retired(on_bus: Mapping[int, str], in_store: Mapping[int, str]) -> bool:

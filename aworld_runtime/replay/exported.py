@@ -110,7 +110,7 @@ class ExportedFile:
         """
         for name in self.manifest.members:
             if name.startswith(BLOBS):
-                self._content(name, REFUSE_ABOVE)
+                self._content(name)
                 await checkpoint()
         events = 0
         for log in self.manifest.logs:
@@ -202,7 +202,7 @@ class ExportedFile:
             name = blob_of(line)
             if name is not None and BLOBS + name not in self.manifest.members:
                 raise self._damaged(where, f"its content, {BLOBS}{name}, is missing")
-            data = None if name is None else self._content(BLOBS + name, REFUSE_ABOVE)
+            data = None if name is None else self._content(BLOBS + name)
             return read_line(line, data, self._registry)
         except UnknownEventTypeError as error:
             raise UnknownEventTypeError(f"{self.path}: {where}: {error}") from error
@@ -219,8 +219,9 @@ class ExportedFile:
         if parent not in self.manifest.logs or self.manifest.logs[parent].last < at:
             raise self._damaged(where, f"it is a fork of {parent} at {at}, which is missing")
 
-    def _content(self, name: str, most: int) -> bytes:
-        return b"".join(self._checked(name, most))
+    def _content(self, name: str) -> bytes:
+        """A blob."""
+        return b"".join(self._checked(name, REFUSE_ABOVE))
 
     def _lines(self, name: str, most: int) -> Iterator[bytes]:
         """The member's lines, of at most `most` bytes each."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 from urllib.parse import quote
 
 from pydantic import Field
@@ -25,7 +25,7 @@ from aworld_runtime.events import Event, Registry
 from aworld_runtime.messages import Data
 from aworld_runtime.payloads import APART_ABOVE, Blob
 
-FORMAT = 1
+FORMAT: Final = 1
 MANIFEST = "manifest.json"
 ROLLOUTS = "rollouts.jsonl"
 BLOBS = "blobs/"
@@ -61,7 +61,7 @@ class Span(Data):
 class Manifest(Data):
     """What the file holds."""
 
-    format: int = FORMAT
+    format: Literal[1] = FORMAT
     product: str
     """Version of what wrote it."""
     made: datetime

@@ -41,7 +41,7 @@ from aworld_runtime.nodes.claim import AGAIN_S
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.replay.replay import replay
 from aworld_runtime.runtime import Runtime
-from aworld_runtime.store import Store, open_store
+from aworld_runtime.store import EpisodeRecord, Store, open_store
 from aworld_runtime.trajectory import episode_of
 from tests.episodes import Gate, adding_program, of_kind, owner_of, request_episode, run_episode
 from tests.faults import restart_empty
@@ -303,6 +303,8 @@ async def test_episodes_that_nobody_goes_on_with_are_told_by_verify(bus: Bus, st
     done = Event.of(EpisodeFinished(answer="done"), source="worker/w")
     await store.put_events(episode_log("lost"), [note().at(1)])
     await store.put_events(episode_log("done"), [note().at(1), done.at(2)])
+    for name in ("lost", "done"):
+        await store.put_episode(EpisodeRecord(id=name, last_seq=1))
     found = await judge(bus, store)
     assert found.same
     assert (found.unfinished, found.archived_logs) == ((episode_log("lost"),), 2)

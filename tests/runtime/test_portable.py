@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from aworld_runtime.archive.records import advance
+from aworld_runtime.archive.verify import compare
+from aworld_runtime.bus.open import open_bus
 from aworld_runtime.errors import (
     ConfigError,
     DamagedFileError,
@@ -214,6 +216,8 @@ async def test_a_fork_brings_what_it_shares_and_the_parent_is_no_episode_until_i
     await import_file(tmp_path / "four.zip", empty)
     assert [episode.id for episode in await empty.episodes()] == ["four"]
     assert await empty.read(TWO) == (await store.read(TWO))[:500]
+    async with open_bus("memory://") as bus:
+        assert (await compare(bus, empty)).unfinished == ()
     await export(store, TWO, tmp_path / "two.zip")
     assert await import_file(tmp_path / "two.zip", empty) == 100
     assert {episode.id for episode in await empty.episodes()} == {"four", "two"}
@@ -426,6 +430,7 @@ INCONSISTENT: dict[str, tuple[Change, str]] = {
     "no JSON": (lambda m: m.update({MANIFEST: b"{"}), "manifest.json: "),
     "a list": (lambda m: m.update({MANIFEST: b"[]"}), "manifest.json: "),
     "a newer format": (manifest_with(format=2, more=1), "format 2, by aworld-rt .*: upgrade"),
+    "no format": (manifest_with(format=0), "manifest.json: .*format"),
     "an unknown field": (manifest_with(more=1), "manifest.json: .*more"),
     "another id": (manifest_with(id="r2"), "manifest.json: the log of run 'r2' is missing"),
     "no logs": (manifest_with(logs={}), "manifest.json: it names 'events/"),
@@ -550,5 +555,3 @@ async def test_the_commands_say_what_they_did_or_what_is_wrong_in_a_line(tmp_pat
     assert not (tmp_path / "other").exists()
     code, printed, _ = await aworld("import", "one.zip", *there, *mine)
     assert (code, "episode one: 1 log, 6 events, 6 of them new in sqlite" in printed) == (0, True)
-    code, printed, _ = await aworld("import", "one.zip", *there, *mine, "--json")
-    assert (code, json.loads(printed)["new_events"]) == (0, 0)

@@ -45,3 +45,14 @@ async def test_a_run_replays_identically_in_the_other_kind_of_store_and_back(
                 assert expected is not None
                 assert kept == expected.model_copy(update={"feed": None})
             assert await there.runs() == await source.runs()
+
+
+async def test_an_imported_episode_is_forked(store: Store, store_url: str, tmp_path: Path) -> None:
+    recorded = f"sqlite:///{tmp_path}/recorded.db"
+    async with Runtime(store=recorded) as runtime:
+        episode = await runtime.run(swarm, "Add it all.")
+    async with open_store(recorded) as source:
+        await copy(source, episode_log(episode.id), store, tmp_path / "one.zip")
+    async with Runtime(store=store_url) as runtime:
+        forked = await runtime.fork(episode.id, at=4, program=swarm)
+        assert (await runtime.result(forked)).answer == episode.answer
