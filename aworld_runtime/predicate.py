@@ -44,6 +44,8 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
 }
 _KEYWORDS = frozenset({"and", "or", "not"})
+_PLAIN = frozenset(Event.model_fields) - {"time", "deadline", "data"}
+"""Fields that are JSON as they are; `seq`, which no dump has, among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +225,12 @@ def values(event: Event, path: str) -> list[JsonValue]:
     Raises:
         ValueError: JSON can't hold it.
     """
+    if path in _PLAIN:
+        return [getattr(event, path)]
     names = path.split(".")
     # The data may be large: it is written only where it is asked for.
     field = names[0] if names[0] in Event.model_fields else "data"
-    fields: dict[str, JsonValue] = event.model_dump(mode="json", include={field})
-    found: list[JsonValue] = [{"seq": event.seq} if field == "seq" else fields]
+    found: list[JsonValue] = [event.model_dump(mode="json", include={field})]
     for name in names:
         found = _named(found, name)
     return found
