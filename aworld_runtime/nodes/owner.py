@@ -403,18 +403,18 @@ class EpisodeOwner:
         self._origin = origin = Origin.of(events)
         done = handled(events)
         recorded = journals(events)
-        for known in events:
-            self.events.append(known)
-            event = origin.own(known)
+        for event in events:
+            self.events.append(event)
             self._note(event)
             for role in self._receivers(event):
                 if (role, event.seq) not in done and not self._is_held_back(event):
-                    self._deliver(event, role)
+                    self._deliver(origin.own(event), role)
                     if (role, event.id) in recorded:
                         own = [origin.own(each) for each in recorded[role, event.id]]
                         self._journals[role, event.id] = own
             if isinstance(event.data, EpisodeCancelled) and event.seq > origin.at:
                 self._spawn(self._finish, "cancelled", event.data.reason)
+        self._calls.open = {call: origin.own(event) for call, event in self._calls.open.items()}
         for event in self._calls.open.values():
             if (event.role, event.causation_id) not in self._journals:
                 self._spawn(self._run_tool, event)
