@@ -172,11 +172,11 @@ async def _see_go_on(runtime: Runtime, at: int) -> WentOn:
     with anyio.move_on_after(PATIENCE_S):
         async with runtime.bus.tail(log, at + 1) as events:
             async for event in events:
-                times.setdefault(event.type, time.perf_counter() - began)
-                if isinstance(event.data, DeliveryHandled) and times[event.type]:
+                if isinstance(event.data, DeliveryHandled) and event.type not in times:
                     cancelled = EpisodeCancelled(reason="measured")
                     mail = event.caused(cancelled, source="human/bench")
                     await runtime.bus.send_mail(log, mail)
+                times.setdefault(event.type, time.perf_counter() - began)
                 if isinstance(event.data, EpisodeFinished):
                     break
     if EpisodeFinished.type not in times:
