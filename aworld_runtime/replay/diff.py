@@ -295,7 +295,9 @@ class _Roles:
     def __init__(self, events: Sequence[Event]) -> None:
         self.totals: dict[str, RoleTotals] = defaultdict(RoleTotals)
         self.calls: dict[str, list[Call]] = defaultdict(list)
-        self.outcome = Outcome(episode=next((e.episode_id or "" for e in reversed(events)), ""))
+        self.outcome = Outcome(
+            episode=next((e.episode_id for e in reversed(events) if e.episode_id), "")
+        )
         self._asked: dict[str, datetime] = {}
         self._places: dict[str, tuple[str, int]] = {}
         """By the id of `tool.called`: its role, and its place among the role's calls."""

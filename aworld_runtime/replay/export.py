@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from tempfile import SpooledTemporaryFile
@@ -65,7 +66,8 @@ async def export(
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror or error}") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink()
     return manifest
 
 

@@ -127,14 +127,16 @@ class ExportedFile:
         seq, size = span.first, 0
         page: list[Event] = []
         for number, line in enumerate(self._lines(name, LINE_BYTES), 1):
-            where = f"{name}, line {number}"
-            event = self._event(line, where)
+            where, blob = f"{name}, line {number}", blob_of(line)
+            event = self._event(line, blob, where)
             if event.seq != seq:
                 raise self._damaged(where, f"it is event {event.seq}; expected {seq}")
             if seq == span.first:
                 self._check_beginning(event, where)
             page.append(event)
             seq, size = seq + 1, size + len(line)
+            if blob is not None:
+                size += self.manifest.members[BLOBS + blob].size
             if len(page) == EVENTS_AT_ONCE or size > PAGE_BYTES:
                 yield page
                 page, size = [], 0
@@ -174,7 +176,7 @@ class ExportedFile:
         """The manifest names what is there, and nothing is there that isn't named."""
         manifest = self.manifest
         names = self._archive.namelist()
-        expected = {MANIFEST, ROLLOUTS, *map(log_member, manifest.logs)}
+        expected = {ROLLOUTS, *map(log_member, manifest.logs)}
         for name, member in manifest.members.items():
             if name not in expected and not self._is_blob(name, member):
                 raise self._damaged(MANIFEST, f"it names {name!r:.100}")
@@ -182,7 +184,7 @@ class ExportedFile:
             raise self._damaged(name, "it is missing")
         for name in sorted({*names} - {MANIFEST, *manifest.members}):
             raise self._damaged(f"{name!r:.100}", "the manifest doesn't name it")
-        if len(names) > len(manifest.members) + 1:
+        if len(names) > len({*names}):
             raise self._damaged(MANIFEST, "some members are there twice")
         for log, span in manifest.logs.items():
             if not (episode_of_log(log) or run_of_log(log)) or span.last < span.first:
@@ -197,12 +199,11 @@ class ExportedFile:
         sha256 = name.removeprefix(BLOBS)
         return sha256 != name and bool(_SHA256.fullmatch(sha256)) and member.sha256 == sha256
 
-    def _event(self, line: bytes, where: str) -> Event:
+    def _event(self, line: bytes, blob: str | None, where: str) -> Event:
+        if blob is not None and BLOBS + blob not in self.manifest.members:
+            raise self._damaged(where, f"its content, {BLOBS}{blob}, is missing")
+        data = None if blob is None else self._content(BLOBS + blob)
         try:
-            name = blob_of(line)
-            if name is not None and BLOBS + name not in self.manifest.members:
-                raise self._damaged(where, f"its content, {BLOBS}{name}, is missing")
-            data = None if name is None else self._content(BLOBS + name)
             return read_line(line, data, self._registry)
         except UnknownEventTypeError as error:
             raise UnknownEventTypeError(f"{self.path}: {where}: {error}") from error

@@ -1,7 +1,7 @@
 """The store: what outlives the bus.
 
 Events (an exact copy of every log), and projections that can be rebuilt from them: episodes, training rows, metrics.
-Only the archiver writes events. A backend is chosen by URL (`open_store`) and passes tests/contracts/test_store.py.
+Only the archiver and an import write events. A backend is chosen by URL (`open_store`) and passes tests/contracts/test_store.py.
 """
 
 from __future__ import annotations

@@ -256,6 +256,8 @@ async def test_an_export_that_fails_leaves_nothing(store: Store, tmp_path: Path)
     before = names_in(tmp_path)
     with pytest.raises(StoreError, match="lacks events 601 to 899 of episode:two"):
         await export(store, RUN, file, force=True)
+    with pytest.raises(ConfigError, match="can't be written: Not a directory"):
+        await export(store, ONE, file / "one.zip")
     with pytest.raises(NotFoundError, match="no events of episode:none"):
         await export(store, episode_log("none"), file, force=True)
     assert file.read_text() == "the old one"
@@ -442,6 +444,10 @@ CONSISTENT: dict[str, tuple[Change, str]] = {
     "no such event": (
         edited(ONE_LINES, b'"content":"one 0"', b'"words":1'),
         "line 4: not an event",
+    ),
+    "a newer schema": (
+        edited(ONE_LINES, b'"type":"seal.broken"', b'"type":"seal.broken","schema_version":2'),
+        "line 3: event seal.broken has schema version 2, newer than 1: upgrade",
     ),
     "a cut line": (edited(ONE_LINES, b"}}\n", b"}}"), "line 1: not an event"),
     "no fork": (edited(ONE_LINES, b'{"seq":1,', b'{"seq":2,'), "line 1: it is event 2; expected 1"),
