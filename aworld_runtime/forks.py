@@ -92,7 +92,12 @@ class OwnEvents:
         return isinstance(event.data, EpisodeForked) and event.episode_id == self._episode
 
 
+def dropped(events: Iterable[Event]) -> set[int]:
+    """Seqs of what handlers have taken back."""
+    return {seq for e in events if isinstance(e.data, RecordDropped) for seq in e.data.seqs}
+
+
 def counted(events: Sequence[Event]) -> Sequence[Event]:
-    """Without what a handler has taken back."""
-    dropped = {s for e in events if isinstance(e.data, RecordDropped) for s in e.data.seqs}
-    return [e for e in events if e.seq not in dropped] if dropped else events
+    """Without what handlers have taken back."""
+    gone = dropped(events)
+    return [event for event in events if event.seq not in gone] if gone else events

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from operator import attrgetter
 
-from aworld_runtime.events import Event, RecordDropped
-from aworld_runtime.forks import counted
+from aworld_runtime.events import Event
+from aworld_runtime.forks import counted, dropped
 from aworld_runtime.trajectory import TrajectoryFold
 
 _seq = attrgetter("seq")
@@ -54,12 +54,12 @@ class History:
         """The fold of the same, for the caller to keep."""
         seen = self._of(role)
         own = self._own_after(event, seen)
-        if _dropped(own):
+        if dropped(own):
             return _folded(TrajectoryFold(role), self.until(event, role))
         if seen.folded > event.seq:  # somebody looks back
             seen.begin_again()
-        if dropped := _dropped(self._log[seen.folded : event.seq]):
-            seen.begin_again(seen.dropped | dropped)
+        if gone := dropped(self._log[seen.folded : event.seq]):
+            seen.begin_again(seen.dropped | gone)
         new = self._log[seen.folded : event.seq]
         _folded(seen.fold, (each for each in new if each.seq not in seen.dropped))
         seen.folded = event.seq
@@ -87,7 +87,3 @@ def _folded(fold: TrajectoryFold, events: Iterable[Event]) -> TrajectoryFold:
     for event in events:
         fold.add(event)
     return fold
-
-
-def _dropped(events: Iterable[Event]) -> set[int]:
-    return {seq for e in events if isinstance(e.data, RecordDropped) for seq in e.data.seqs}

@@ -208,11 +208,14 @@ def journals(events: Sequence[Event]) -> dict[tuple[str, str], list[Event]]:
     """What each handler invocation recorded, by its role and the id of the event it handled."""
     recorded: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in counted(events):
-        if event.causation_id is not None and not isinstance(
-            event.data, DeliveryHandled | DeliveryDeadLettered | RecordDropped
-        ):
+        if event.causation_id is not None and is_recorded(event):
             recorded[event.role, event.causation_id].append(event)
     return recorded
+
+
+def is_recorded(event: Event) -> bool:
+    """Whether it is a part of its handler's record, and no note about it."""
+    return not isinstance(event.data, DeliveryHandled | DeliveryDeadLettered | RecordDropped)
 
 
 def was_cancelled(answer: Event) -> bool:

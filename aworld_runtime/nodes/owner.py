@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import TypeVar
 
 import anyio
@@ -51,6 +52,7 @@ from aworld_runtime.events import (
     HumanAnswered,
     HumanAsked,
     LogRestored,
+    RecordDropped,
     StopReason,
     SubscriptionChanged,
     ToolCalled,
@@ -58,12 +60,12 @@ from aworld_runtime.events import (
     ToolReturned,
     utc_now,
 )
-from aworld_runtime.forks import NOT_FORKED, Origin
+from aworld_runtime.forks import NOT_FORKED, Origin, dropped
 from aworld_runtime.names import episode_log, tool_queue
 from aworld_runtime.nodes.claim import Claim
 from aworld_runtime.nodes.context import Connect, Context
 from aworld_runtime.nodes.history import History
-from aworld_runtime.nodes.journal import Journal, journals
+from aworld_runtime.nodes.journal import Journal, is_recorded
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.pause import Pause, paused_s
 from aworld_runtime.nodes.reception import Reception
@@ -396,25 +398,7 @@ class EpisodeOwner:
             self.events = [*events]
             self._spawn(self._finish, "failed", f"{type(error).__name__}: {error}")
             return
-        self._subscriptions = next(
-            (e.data.subscriptions for e in events if isinstance(e.data, SubscriptionChanged)),
-            self._subscriptions,
-        )
-        self._origin = origin = Origin.of(events)
-        done = handled(events)
-        recorded = journals(events)
-        for event in events:
-            self.events.append(event)
-            self._note(event)
-            for role in self._receivers(event):
-                if (role, event.seq) not in done and not self._is_held_back(event):
-                    self._deliver(origin.own(event), role)
-                    if (role, event.id) in recorded:
-                        own = [origin.own(each) for each in recorded[role, event.id]]
-                        self._journals[role, event.id] = own
-            if isinstance(event.data, EpisodeCancelled) and event.seq > origin.at:
-                self._spawn(self._finish, "cancelled", event.data.reason)
-        self._calls.open = {call: origin.own(event) for call, event in self._calls.open.items()}
+        self._rebuild(events)
         for event in self._calls.open.values():
             if (event.role, event.causation_id) not in self._journals:
                 self._spawn(self._run_tool, event)
@@ -423,10 +407,29 @@ class EpisodeOwner:
         self._spawn(anyio.sleep, 0)  # where nothing was left to do, this finds out
         self._watch_clock()
 
-    def _is_held_back(self, event: Event) -> bool:
-        """Whether it waits until it is certain to count: in a fork, a handler that runs again may take it back."""
-        cause = event.causation_id or ""
-        return event.seq <= self._origin.at and (event.role, cause) in self._journals
+    def _rebuild(self, events: Sequence[Event]) -> None:
+        """What was going on at the end of these."""
+        self._subscriptions = next(
+            (e.data.subscriptions for e in events if isinstance(e.data, SubscriptionChanged)),
+            self._subscriptions,
+        )
+        self._origin = origin = Origin.of(events)
+        done, gone = handled(events), dropped(events)
+        for event in events:
+            self.events.append(event)
+            self._note(event)
+            unfinished = self._journals.get((event.role, event.causation_id or ""))
+            if unfinished is not None and is_recorded(event):
+                unfinished.append(origin.own(event))
+                if event.seq <= origin.at:
+                    continue  # nobody gets what its handler may yet take back
+            for role in self._receivers(event):
+                if (role, event.seq) not in done and event.seq not in gone:
+                    self._journals[role, event.id] = []
+                    self._deliver(origin.own(event), role)
+            if isinstance(event.data, EpisodeCancelled) and event.seq > origin.at:
+                self._spawn(self._finish, "cancelled", event.data.reason)
+        self._calls.open = {call: origin.own(event) for call, event in self._calls.open.items()}
 
     # --- after an append -------------------------------------------------------------------------------------------
 
@@ -437,9 +440,21 @@ class EpisodeOwner:
             return
         if isinstance(event.data, ToolCalled):
             self._spawn(self._run_tool, event)
+        if isinstance(event.data, DeliveryHandled):
+            self._let_go(event)
         for role in self._receivers(event):
             self._deliver(event, role)
             self._wake(role)
+
+    def _let_go(self, handled: Event) -> None:
+        """What a handler had recorded, and has repeated as it ran again, takes effect: sooner it might have been refused."""
+        for event in self._journals.pop((handled.role, handled.causation_id or ""), ()):
+            if isinstance(event.data, ToolCalled):
+                self._spawn(self._run_tool, event)
+            if event.seq <= self._origin.at:
+                for role in self._receivers(event):
+                    self._deliver(event, role)
+                    self._wake(role)
 
     def _note(self, event: Event) -> None:
         self._calls.note(event)
@@ -451,6 +466,9 @@ class EpisodeOwner:
                 self._questions.discard(event.correlation_id or "")
             case SubscriptionChanged(subscriptions=subscriptions):
                 self._subscriptions = subscriptions
+            case RecordDropped(seqs=seqs):
+                record = self._journals.get((event.role, event.causation_id or ""), [])
+                record[:] = [each for each in record if each.seq not in seqs]
             case EpisodeFinished(reason=reason):
                 self._end()
                 telemetry.EPISODES_FINISHED.add(1, reason)
@@ -464,7 +482,10 @@ class EpisodeOwner:
         if event.hops <= self._max_hops:
             if role not in self._inboxes:
                 self._inboxes[role] = Inbox(self._nodes[role])
-            self._inboxes[role].waiting.append(event)
+            waiting = self._inboxes[role].waiting
+            waiting.append(event)
+            if len(waiting) > 1 and waiting[-2].seq > event.seq:  # it was held back
+                self._inboxes[role].waiting = deque(sorted(waiting, key=attrgetter("seq")))
             return
         why = (
             f"{event.type} (seq {event.seq}) for {role} is the last of {event.hops} events that follow from one another;"
@@ -518,7 +539,7 @@ class EpisodeOwner:
         del self._inboxes[inbox.node.role]
 
     async def _handle(self, node: Node, event: Event) -> None:
-        recorded = self._journals.pop((node.role, event.id), ())
+        recorded = self._journals.get((node.role, event.id), ())
         ctx = Context(
             role=node.role,
             source=f"{node.role}/{self._worker}",
@@ -533,24 +554,12 @@ class EpisodeOwner:
             ctx.journal.check()
             handled = self._event(DeliveryHandled(seq=event.seq), role=node.role, cause=event)
             await self.commit([*ctx.take_unsaved(), handled])
-            for kept in recorded:  # not sooner: the handler may be about to refuse it
-                if kept.seq not in ctx.journal.dropped:
-                    self._let_go(kept)
         except anyio.get_cancelled_exc_class() as error:
             if is_cancelled():
                 raise
             await self._fail(ctx, error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: an agent's crash becomes data
             await self._fail(ctx, error)
-
-    def _let_go(self, event: Event) -> None:
-        """Of what a handler had recorded before it ran again, and has repeated."""
-        if isinstance(event.data, ToolCalled):
-            self._spawn(self._run_tool, event)
-        if event.seq <= self._origin.at:
-            for role in self._receivers(event):
-                self._deliver(event, role)
-                self._wake(role)
 
     async def _fail(self, ctx: Context, error: BaseException) -> None:
         """End the episode with a handler's error, after what it still had to say."""

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -19,6 +20,7 @@ from aworld_runtime.bus.server import PrivateServer
 from aworld_runtime.errors import AWorldError, ConfigError, NotFoundError, UsageError
 from aworld_runtime.events import (
     AnswerProposed,
+    DeliveryHandled,
     EpisodeCancelled,
     EpisodeClaimed,
     EpisodeFinished,
@@ -40,12 +42,12 @@ from aworld_runtime.models.base import ModelRequest
 from aworld_runtime.models.scripted import Reply, ScriptedModel
 from aworld_runtime.names import EPISODES_QUEUE, episode_log
 from aworld_runtime.nodes.context import Context
-from aworld_runtime.nodes.node import Program
+from aworld_runtime.nodes.node import Program, Runnable
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.replay.fork import Changes, begin_fork
 from aworld_runtime.replay.replay import replay
 from aworld_runtime.store import open_store
-from tests.episodes import EXACT_MATCH, Adder, Gate, adding, adding_swarm, of_kind, one
+from tests.episodes import EXACT_MATCH, Adder, Gate, adding, adding_swarm, of_kind, one, owner_of
 from tests.faults import restart_empty
 from tests.replayed import summing_agent
 from tests.waiting import wait_until
@@ -244,11 +246,39 @@ async def test_a_message_that_is_not_repeated_reaches_nobody(runtime: Runtime) -
     at = before(log, MessagePosted, number=1) + 1
     fork = await runtime.fork(parent.id, at=at, program=Sayer("one", "other", "end"))
     assert (await runtime.result(fork)).answer == "one other end"
-    assert one(await log_of(runtime, fork), RecordDropped).seqs == (at,)
+    whole = await log_of(runtime, fork)
+    assert one(whole, RecordDropped).seqs == (at,)
+    heard = [e.data.seq for e in whole if isinstance(e.data, DeliveryHandled)]
+    assert heard[1:] == sorted(heard[1:])
     fork = await runtime.fork(parent.id, at=at, program=Sayer("one"))
     episode = await runtime.result(fork)
     assert episode.reason == "quiescent"
     assert one(await log_of(runtime, fork), RecordDropped).seqs == (at,)
+
+
+@pytest.mark.parametrize(
+    "first, then, at",
+    [
+        (partial(Sayer, "one", "two", "end"), partial(Sayer, "one", "other", "end"), 5),
+        (summing_agent, partial(summing_agent, prompt="Add otherwise."), 8),
+    ],
+)
+async def test_a_fork_is_taken_over_at_any_event_and_what_was_taken_back_stays_so(
+    runtime: Runtime, first: Callable[[], Runnable], then: Callable[[], Runnable], at: int
+) -> None:
+    parent = await runtime.run(first(), "Go.")
+    fork = await runtime.fork(parent.id, at=at, program=then())
+    episode = await runtime.result(fork)
+    whole = await log_of(runtime, fork)
+    for cut in range(at + 3, len(whole) - 1):  # the last two come at once
+        async with open_bus("memory://") as bus:
+            await bus.restore(episode_log(fork), whole[:cut])
+            owner = owner_of(bus, whole[at + 1], then().program(), worker="heir")
+            with anyio.fail_after(5):
+                assert (await owner.run()).answer == episode.answer
+            assert len(of_kind(owner.events, RecordDropped)) == 1
+            assert of_kind(owner.events, EpisodeTakenOver)
+            assert (await replay(owner.events, then().program())).identical
 
 
 async def test_an_edit_that_nobody_comes_to_ends_the_fork_with_the_difference(
