@@ -58,44 +58,72 @@ class Command:
     help: str
 
 
-COMMANDS = {
-    "run": Command("aworld_runtime.cli.run:run", "run an agent or a swarm on one task"),
-    "train": Command(
-        "aworld_runtime.training.cli:train_command", "train the model behind the agents of a task"
-    ),
-    "runs": Command("aworld_runtime.cli.runs:run", "list runs and their episodes"),
-    "status": Command("aworld_runtime.cli.status:run", "show how a run is doing"),
-    "log": Command("aworld_runtime.cli.log:run", "show what happened in an episode"),
-    "replay": Command("aworld_runtime.cli.replay:run", "run episodes again from their logs"),
-    "lint": Command("aworld_runtime.cli.lint:run", "find what a replay can't repeat in agents"),
-    "replay-step": Command(
-        "aworld_runtime.training.replay_step_cli:run", "take a training run's steps again"
-    ),
-    "debug": Command("aworld_runtime.cli.debug:run", "stop anywhere in an episode, and change it"),
-    "diff": Command("aworld_runtime.cli.diff:run", "compare two episodes, or two runs"),
-    "fork": Command("aworld_runtime.cli.fork:run", "go on live from any event of an episode"),
-    "export": Command("aworld_runtime.cli.export:run", "write an episode or a run into one file"),
-    "import": Command("aworld_runtime.cli.import_file:run", "take an exported file into a store"),
-    "cancel": Command("aworld_runtime.cli.control:cancel", "end episodes that run"),
-    "pause": Command("aworld_runtime.cli.control:pause", "let episodes start nothing new"),
-    "resume": Command("aworld_runtime.cli.control:resume", "let paused episodes go on"),
-    "answer": Command("aworld_runtime.cli.answer:run", "answer what an agent asks a person"),
-    "nodes": Command("aworld_runtime.cli.nodes:run", "list who is on the bus"),
-    "worker": Command("aworld_runtime.cli.worker:run", "run episodes and tools for a bus"),
-    "archive": Command(
-        "aworld_runtime.cli.archive:run", "store what happens on a bus, and tidy it"
-    ),
-    "dead-letter": Command("aworld_runtime.cli.dead_letter:run", "see to events that failed"),
-    "acl": Command("aworld_runtime.cli.acl:run", "make users for the bus's server, one a role"),
-    "verify": Command("aworld_runtime.cli.verify:run", "compare what the bus and the store hold"),
-    "bench": Command("aworld_runtime.bench.cli:bench_command", "measure the bus on this machine"),
-    "chaos": Command(
-        "aworld_runtime.chaos.cli:chaos_command", "let faults strike, and check what was promised"
-    ),
-    "otel": Command("aworld_runtime.cli.otel:run", "send episodes to a collector as spans"),
-    "doctor": Command("aworld_runtime.cli.doctor:run", "show what is installed, and what to add"),
+GROUPS = {
+    "run": {
+        "run": Command("aworld_runtime.cli.run:run", "run an agent or a swarm on one task"),
+        "train": Command(
+            "aworld_runtime.training.cli:train_command",
+            "train the model behind the agents of a task",
+        ),
+        "doctor": Command(
+            "aworld_runtime.cli.doctor:run", "show what is installed, and what to add"
+        ),
+    },
+    "look": {
+        "log": Command("aworld_runtime.cli.log:run", "show what happened in an episode"),
+        "runs": Command("aworld_runtime.cli.runs:run", "list runs and their episodes"),
+        "status": Command("aworld_runtime.cli.status:run", "show how a run is doing"),
+        "diff": Command("aworld_runtime.cli.diff:run", "compare two episodes, or two runs"),
+    },
+    "replay, and change": {
+        "replay": Command("aworld_runtime.cli.replay:run", "run episodes again from their logs"),
+        "debug": Command(
+            "aworld_runtime.cli.debug:run", "stop anywhere in an episode, and change it"
+        ),
+        "fork": Command("aworld_runtime.cli.fork:run", "go on live from any event of an episode"),
+        "lint": Command("aworld_runtime.cli.lint:run", "find what a replay can't repeat in agents"),
+        "replay-step": Command(
+            "aworld_runtime.training.replay_step_cli:run", "take a training run's steps again"
+        ),
+        "export": Command(
+            "aworld_runtime.cli.export:run", "write an episode or a run into one file"
+        ),
+        "import": Command(
+            "aworld_runtime.cli.import_file:run", "take an exported file into a store"
+        ),
+    },
+    "steer what runs": {
+        "answer": Command("aworld_runtime.cli.answer:run", "answer what an agent asks a person"),
+        "pause": Command("aworld_runtime.cli.control:pause", "let episodes start nothing new"),
+        "resume": Command("aworld_runtime.cli.control:resume", "let paused episodes go on"),
+        "cancel": Command("aworld_runtime.cli.control:cancel", "end episodes that run"),
+    },
+    "share a bus": {
+        "worker": Command("aworld_runtime.cli.worker:run", "run episodes and tools for a bus"),
+        "nodes": Command("aworld_runtime.cli.nodes:run", "list who is on the bus"),
+        "archive": Command(
+            "aworld_runtime.cli.archive:run", "store what happens on a bus, and tidy it"
+        ),
+        "dead-letter": Command("aworld_runtime.cli.dead_letter:run", "see to events that failed"),
+        "verify": Command(
+            "aworld_runtime.cli.verify:run", "compare what the bus and the store hold"
+        ),
+        "acl": Command("aworld_runtime.cli.acl:run", "make users for the bus's server, one a role"),
+        "otel": Command("aworld_runtime.cli.otel:run", "send episodes to a collector as spans"),
+    },
+    "measure": {
+        "bench": Command(
+            "aworld_runtime.bench.cli:bench_command", "measure the bus on this machine"
+        ),
+        "chaos": Command(
+            "aworld_runtime.chaos.cli:chaos_command",
+            "let faults strike, and check what was promised",
+        ),
+    },
 }
-"""Ours, the upper layers' too: names alone, which import nothing. Other packages add theirs as entry points."""
+"""Ours, the upper layers' too, as the overview shows them: names alone, which import nothing. Other packages add theirs
+as entry points."""
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
 class Parser(argparse.ArgumentParser):
@@ -182,15 +210,18 @@ def _of_other_packages() -> Iterator[tuple[str, Command]]:
 
 
 def _overview() -> str:
-    commands = {**COMMANDS, **dict(_of_other_packages())}
-    width = max(map(len, commands))
-    lines = [f"  {name:<{width}}  {command.help}" for name, command in commands.items()]
+    others = dict(_of_other_packages())
+    groups = {**GROUPS, "from other packages": others} if others else GROUPS
+    width = max(len(name) for group in groups.values() for name in group)
+    lines: list[str] = []
+    for title, group in groups.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {name:<{width}}  {command.help}" for name, command in group.items()]
     return "\n".join(
         [
             "usage: aworld COMMAND [ARGUMENTS]",
             "",
             "Runs agents and swarms whose every run is a log, and learns from it.",
-            "",
             *lines,
             "",
             "aworld COMMAND --help says more. aworld --version names the code.",
