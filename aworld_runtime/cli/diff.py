@@ -100,10 +100,10 @@ def _lines(found: EpisodeDiff | RunDiff, limit: int) -> Iterator[str]:
 
 def _of_episodes(found: EpisodeDiff, limit: int) -> Iterator[str]:
     yield f"A {found.a.episode}, B {found.b.episode}"
-    if found.shared:
-        yield f"share their first {found.shared} events; the next {found.alike} are alike"
-    else:
-        yield f"their first {found.alike} events are alike"
+    begin = [f"they share their first {found.shared} events"] if found.shared else []
+    if found.alike or not begin:
+        begin.append(f"{'the next' if begin else 'their first'} {found.alike} are alike")
+    yield "; ".join(begin)
     if found.same:
         yield "no difference"
         return

@@ -302,20 +302,28 @@ class _Roles:
         self._places: dict[str, tuple[str, int]] = {}
         """By the id of `tool.called`: its role, and its place among the role's calls."""
         for event in events:
+            self._begin(event)
             self._add(event)
+
+    def _begin(self, event: Event) -> None:
+        """Note when what is asked began."""
+        match event.data:
+            case ModelRequested() | ToolCalled():
+                self._asked[event.id] = event.time
+            case EpisodeForked() | EpisodeClaimed():  # what is open at a fork is asked again
+                self._asked = dict.fromkeys(self._asked, event.time)
+            case _:
+                pass
 
     def _add(self, event: Event) -> None:
         role, data = event.role, event.data
         match data:
-            case ModelRequested():
-                self._asked[event.id] = event.time
             case ModelCompleted(usage=usage):
                 tokens = usage.prompt_tokens + usage.completion_tokens
                 self._count(role, turns=1, tokens=tokens, seconds=self._took(event))
             case ModelFailed():
                 self._count(role, seconds=self._took(event))
             case ToolCalled(call=call):
-                self._asked[event.id] = event.time
                 self._count(role, calls=1)
                 self._places[event.id] = role, len(self.calls[role])
                 arguments = call.malformed or json.dumps(call.arguments, ensure_ascii=False)

@@ -13,6 +13,7 @@ from aworld_runtime.bus.open import open_bus
 from aworld_runtime.cli import main
 from aworld_runtime.events import (
     EpisodeClaimed,
+    EpisodeForked,
     EpisodeRequested,
     EpisodeTakenOver,
     Event,
@@ -30,7 +31,7 @@ from aworld_runtime.replay.diff import Call, EpisodeDiff, compare_episodes
 from aworld_runtime.replay.diff_runs import compare_runs
 from aworld_runtime.store import EpisodeRecord
 from tests.episodes import Adder, request_episode, run_episode
-from tests.handmade import Log
+from tests.handmade import Log, at
 
 
 def calling(*expressions: tuple[int, int]) -> Agent:
@@ -134,6 +135,21 @@ def test_another_answer_of_a_tool_is_told_with_tokens_times_and_rewards() -> Non
     assert solver.a.tokens == 15
     assert (solver.a.seconds, solver.b.seconds) == (2.0, 3.0)
     assert (found.a.reward, found.b.reward) == (1.0, 0.0)
+
+
+def test_what_is_open_at_a_fork_takes_its_time_from_there() -> None:
+    one = Log()
+    one.add("worker", EpisodeClaimed(worker="w1"), one.requested)
+    call = ToolCall(id="c1", name="add", arguments={"a": 1})
+    called = one.add("solver", ToolCalled(call=call), one.requested)
+    later = at(3600)
+    one.add("runtime", EpisodeForked(parent="episode:e1", at=3), None, time=later)
+    one.add("runtime", one.requested.data, None, time=later)
+    one.add("worker", EpisodeClaimed(worker="w2"), one.requested, time=later)
+    answer = ToolReturned(name="add", content=3)
+    one.add("add", answer, called, called, to="solver", time=at(3602))
+    (solver,) = compare_episodes(one.events, one.events).roles
+    assert solver.a.seconds == 2.0
 
 
 def test_a_history_that_goes_on_alone_is_told() -> None:
