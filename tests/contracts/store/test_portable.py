@@ -4,7 +4,7 @@ from pathlib import Path
 
 from aworld_runtime.bus.base import read_all
 from aworld_runtime.events import Registry
-from aworld_runtime.names import episode_log, run_log
+from aworld_runtime.names import episode_log, episode_of_log, run_log
 from aworld_runtime.replay.export import export
 from aworld_runtime.replay.exported import ExportedFile
 from aworld_runtime.replay.importing import put_into
@@ -47,12 +47,19 @@ async def test_a_run_replays_identically_in_the_other_kind_of_store_and_back(
             assert await there.runs() == await source.runs()
 
 
-async def test_an_imported_episode_is_forked(store: Store, store_url: str, tmp_path: Path) -> None:
-    recorded = f"sqlite:///{tmp_path}/recorded.db"
+async def test_an_imported_episode_is_forked_and_the_fork_replays_elsewhere(
+    store: Store, store_url: str, tmp_path: Path
+) -> None:
+    recorded, elsewhere = (f"sqlite:///{tmp_path}/{name}.db" for name in ("recorded", "elsewhere"))
     async with Runtime(store=recorded) as runtime:
         episode = await runtime.run(swarm, "Add it all.")
     async with open_store(recorded) as source:
         await copy(source, episode_log(episode.id), store, tmp_path / "one.zip")
     async with Runtime(store=store_url) as runtime:
-        forked = await runtime.fork(episode.id, at=4, program=swarm)
-        assert (await runtime.result(forked)).answer == episode.answer
+        forked = episode_log(await runtime.fork(episode.id, at=9, program=swarm))
+        assert (await runtime.result(episode_of_log(forked) or "")).answer == episode.answer
+    async with open_store(elsewhere) as last:
+        await copy(store, forked, last, tmp_path / "fork.zip")
+        assert len(await last.read(episode_log(episode.id))) == 9
+        report = await replay(await read_all(last, forked), swarm.program())
+        assert report.identical
