@@ -15,7 +15,7 @@ from pydantic import JsonValue, ValidationError
 from aworld_runtime.archive.logs import Logs
 from aworld_runtime.bus.base import Bus, read_all
 from aworld_runtime.bus.room import when_there_is_room
-from aworld_runtime.errors import ConfigError, Fenced, NotFoundError, ReplayError, UsageError
+from aworld_runtime.errors import ConfigError, NotFoundError, ReplayError, UsageError
 from aworld_runtime.events import (
     DeliveryDeadLettered,
     DeliveryHandled,
@@ -81,10 +81,10 @@ async def begin_fork(
     Raises:
         NotFoundError: no such episode, or it has no such event.
         UsageError: it ended there; or these changes can't be made.
-        ConfigError: a model that none can be, or a program that another process can't import.
+        ConfigError: a program that was an object of another process, or a model that nobody could ask.
     """
     log = episode_log(parent)
-    pending = await _expect_event(logs, log, at)
+    pending = await _following(logs, log, at)
     request = await _request_at(logs, log, at)
     if not isinstance(request.data, EpisodeRequested):
         raise ReplayError(f"log {log} doesn't begin with episode.requested: it can't be forked")
@@ -109,38 +109,39 @@ async def lay(bus: Bus, logs: Logs, opening: Sequence[Event]) -> int:
     forked = opening[0].data
     if not isinstance(forked, EpisodeForked):
         raise TypeError(f"a fork begins with episode.forked, not {opening[0].type}")
-    log, who = episode_log(opening[0].episode_id or ""), opening[0].source
-    if bus.url.startswith("memory:"):
-        try:
+    log = episode_log(opening[0].episode_id or "")
+    if not await bus.last_seq(log):
+        if bus.url.startswith("memory:"):
             put = partial(bus.append, log, forked.at, opening)
-            await when_there_is_room(put, who=who)
-        except Fenced:
-            if not await bus.last_seq(log):
-                raise
-    elif not await bus.last_seq(log):
-        shared = await read_all(logs, forked.parent, last=forked.at)
-        await when_there_is_room(partial(bus.restore, log, [*shared, *opening]), who=who)
+        else:
+            shared = await read_all(logs, forked.parent, last=forked.at)
+            put = partial(bus.restore, log, [*shared, *opening])
+        await when_there_is_room(put, who=opening[0].source)
     return opening[-1].seq
 
 
-async def _expect_event(logs: Logs, log: str, at: int) -> Event | None:
+async def _following(logs: Logs, log: str, at: int) -> Event | None:
     """The event after `at`, if there is one.
 
     Raises:
-        NotFoundError: no such log, or no such event.
-        UsageError: it is the end.
+        NotFoundError: no such log; or no event `at`, or it is nowhere any more.
+        UsageError: that is the end.
     """
     last = await logs.last_seq(log)
     if not last:
         raise NotFoundError(f"no log {log}: list episodes with: aworld runs --run last")
     if not 1 <= at <= last:
         raise NotFoundError(f"{log} has no event {at}: it has 1 … {last}")
-    event, *pending = await read_all(logs, log, at, last=at + 1)
-    if isinstance(event.data, EpisodeFinished):
+    there = {event.seq: event for event in await read_all(logs, log, at, last=at + 1)}
+    if at not in there:
+        raise NotFoundError(
+            f"event {at} of {log} is no longer on the bus, and not in the store: name the store that has it"
+        )
+    if isinstance(there[at].data, EpisodeFinished):
         raise UsageError(
             f"event {at} is the end of {log}, which nothing follows: fork at {at - 1} or before"
         )
-    return next(iter(pending), None)
+    return there.get(at + 1)
 
 
 async def _request_at(logs: Logs, log: str, at: int) -> Event:

@@ -387,6 +387,24 @@ async def test_episode_is_sent_once_it_is_in_the_store(
     assert len(set(receiver.got)) == len(spans(events))
 
 
+async def test_what_a_fork_shares_is_exported_with_its_parent_alone() -> None:
+    """On a server a fork's log begins with copies of it."""
+    program, _, _ = adding_program()
+    parent = request_episode()
+    forked = EpisodeForked(parent=episode_log(parent.episode_id or ""), at=20)
+    again = parent.model_copy(update={"episode_id": "f", "id": "f"})
+    async with open_bus("memory://") as bus:
+        shared = (await run_episode(bus, parent, program))[:20]
+        opening = [Event.of(forked, source="r/1", episode_id="f").at(21), again.at(22)]
+        await bus.restore(episode_log("f"), [*shared, *opening])
+        whole = await run_episode(bus, again, program)
+        with receiving() as receiver, closing(Collector(receiver.url)) as collector:
+            await Exporter(bus, collector).export(episode_log("f"))
+    expected = {(f"{s.trace_id:032x}", f"{s.span_id:016x}") for s in spans(whole[20:])}
+    assert set(receiver.got) == expected
+    assert len(expected) < len(spans(whole))
+
+
 async def test_collector_that_refuses_is_named_with_its_reason_when_patience_ends(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
