@@ -160,12 +160,18 @@ def _terminate(_: int, __: object) -> None:
 
 
 async def _leave(debugger: Debugger, bus: str | None) -> None:
+    """Let go of the episode; one that is paused here, where nobody else can go on with it, is cancelled."""
     import anyio
 
+    from aworld_runtime.events import EpisodeCancelled
+
+    live = debugger.live
     with anyio.move_on_after(LEAVE_S):
         await debugger.leave()
-    live = debugger.live
-    if live is not None and debugger.now().paused and not live.finished:
+        if live is not None and live.is_here and debugger.now().paused and not live.finished:
+            await live.tell(EpisodeCancelled(reason="its debugger has left it"))
+            print("it is cancelled: it was paused, and its worker ends with this command")
+    if live is not None and not live.is_here and debugger.now().paused and not live.finished:
         where = f" --bus {bus}" if bus else ""
         print(f"it stays paused; to let it go on: aworld resume {live.episode_id}{where}")
 

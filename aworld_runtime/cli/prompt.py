@@ -69,7 +69,7 @@ COMMANDS = {
     "pause": "a live episode starts nothing new",
     "resume": "a live episode goes on, and is not followed",
     "help [COMMAND]": "this list, or more of a command",
-    "quit": "leave: breakpoints of a live episode are cleared, a pause stays; a paused fork is cancelled",
+    "quit": "leave: breakpoints are cleared; an episode on a bus stays paused, one in this process or a fork is cancelled",
 }
 SAID: Mapping[Why, str] = {
     "breakpoint": "breakpoint {}",

@@ -39,6 +39,11 @@ class Live:
     def finished(self) -> bool:
         return bool(self.events) and isinstance(self.events[-1].data, EpisodeFinished)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether its worker is in this process, and ends with it."""
+        return self._bus.url.startswith("memory:")
+
     async def look(self) -> None:
         """Read what has come."""
         self.events += await read_all(self._logs, self._log, len(self.events) + 1)

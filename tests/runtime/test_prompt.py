@@ -220,6 +220,14 @@ def test_a_new_episode_runs_in_the_debugger(debug: Debug) -> None:
     assert "answered 'checked: 100'" in out.splitlines()[-1]
 
 
+def test_a_new_episode_that_is_left_paused_ends_with_its_worker(debug: Debug) -> None:
+    command = ("run", "tests.replayed:swarm", "Add it all.", "--break", "model.completed")
+    _, out, _ = debug("c", "q", command=command)
+    assert "it is cancelled" in out.splitlines()[-1]
+    _, out, _ = debug("q")
+    assert out.split(", ")[1] == "cancelled"
+
+
 SLOW = """
 from aworld_runtime import Agent
 from aworld_runtime.models.scripted import ScriptedModel
