@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from aworld_runtime.cli.shared import add_json
+from aworld_runtime.cli.shared import add_json, counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,5 +38,5 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for finding in findings:
             print(finding)
-        print(f"{len(findings)} found in {files} file{'' if files == 1 else 's'}")
+        print(f"{len(findings)} found in {counted(files, 'file')}")
     return 1 if findings else 0

@@ -22,6 +22,7 @@ from pydantic import JsonValue
 
 from aworld_runtime.cli.log import Layout
 from aworld_runtime.cli.screen import PIPE_WIDTH, Look
+from aworld_runtime.cli.shared import counted
 from aworld_runtime.cli.side_by_side import explained
 from aworld_runtime.errors import AWorldError, UsageError, first_error
 from aworld_runtime.events import Event
@@ -267,7 +268,7 @@ class Prompt(cmd.Cmd):
         event = self._debugger.event
         here = [role for role in (event.role, event.to) if role in roles]
         state = self._debugger.role(arg or next(iter(here), event.role))
-        print(f"{state.role} at event {state.seq}: {len(state.turns)} turns so far")
+        print(f"{state.role} at event {state.seq}: {counted(len(state.turns), 'turn')} so far")
         for place, message in enumerate(state.messages):
             new = place >= len(state.messages) - len(state.pending)
             self._say(("+ " if new else "  ") + _said(message))

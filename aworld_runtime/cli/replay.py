@@ -16,6 +16,7 @@ from aworld_runtime.cli.shared import (
     add_limit,
     add_store,
     check_limit,
+    counted,
     find_episode,
     find_run,
     import_from_here,
@@ -78,12 +79,15 @@ def _debug(arguments: argparse.Namespace) -> int:
 
 async def _replay_all(arguments: argparse.Namespace) -> int:
     from aworld_runtime.events import Registry
+    from aworld_runtime.nodes.node import load
 
     registry = Registry()
     reports: list[ReplayReport] = []
     unreadable: dict[str, str] = {}
     unnamed: list[str] = []
     start = time.perf_counter()
+    if arguments.program:
+        load(arguments.program)  # first: a wrong name is the caller's to mend
     async with stored(arguments.store, registry) as store:
         programs = Programs(store, registry, arguments.program)
         tell = Progress("replayed")
@@ -133,7 +137,9 @@ def _show(episode: str, outcome: ReplayReport | str) -> None:
     if isinstance(outcome, str):
         print(f"{episode}  {outcome}")
         return
-    size = f"{outcome.handlers} handlers, {outcome.events} events"
+    size = f"{counted(outcome.handlers, 'handler')}, {counted(outcome.events, 'event')}"
+    if not outcome.finished:
+        size += ", and no end: the episode still runs, or the store has not got the rest"
     if outcome.divergence is None:
         print(f"{episode}  identical, {size}")
         return

@@ -238,6 +238,11 @@ def span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def counted(count: int, of: str) -> str:
+    """`1 event`, `2 events`."""
+    return f"{count:,} {of}{'' if count == 1 else 's'}"
+
+
 def one_line(text: str, width: int) -> str:
     """`text` on one line of at most `width` characters."""
     text = " ".join(text.split())

@@ -23,6 +23,7 @@ from aworld_runtime.cli.screen import (
     Piece,
     cells,
 )
+from aworld_runtime.cli.shared import counted
 from aworld_runtime.events import (
     AnswerProposed,
     EpisodeFinished,
@@ -336,9 +337,9 @@ def _foremost(said: Sequence[Call | Moment]) -> Sequence[Call | Moment]:
 
 def _counts(totals: Totals) -> list[str]:
     counts = [
-        _count(len(totals.agents), "agent"),
-        _count(totals.turns, "turn"),
-        _count(totals.calls, "tool call")
+        counted(len(totals.agents), "agent"),
+        counted(totals.turns, "turn"),
+        counted(totals.calls, "tool call")
         + (f" ({totals.failed_calls} failed)" if totals.failed_calls else ""),
     ]
     if totals.tokens:
@@ -348,10 +349,6 @@ def _counts(totals: Totals) -> list[str]:
     if totals.reward is not None:
         counts.insert(0, f"reward {totals.reward:g}")
     return counts
-
-
-def _count(count: int, of: str) -> str:
-    return f"{count} {of}{'' if count == 1 else 's'}"
 
 
 def _short(text: str) -> str:

@@ -20,6 +20,7 @@ from aworld_runtime.errors import DivergenceError, ReplayError
 from aworld_runtime.events import (
     DeliveryDeadLettered,
     DeliveryHandled,
+    EpisodeFinished,
     EpisodeRequested,
     Event,
 )
@@ -70,6 +71,8 @@ class ReplayReport(Data):
     """Events in the log."""
     live_calls: int = 0
     """Always 0: a replay has no world to call."""
+    finished: bool = True
+    """Whether the log has the episode's end."""
     identical: bool
     divergence: Divergence | None = None
 
@@ -223,6 +226,7 @@ async def replay(events: Sequence[Event], program: Program) -> ReplayReport:
         episode=events[-1].episode_id or "",
         handlers=handlers,
         events=len(events),
+        finished=isinstance(events[-1].data, EpisodeFinished),
         identical=divergence is None,
         divergence=divergence,
     )

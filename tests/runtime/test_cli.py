@@ -187,6 +187,7 @@ def test_version_names_the_code(capsys: pytest.CaptureFixture[str]) -> None:
         (["cancel", "last"], "memory://' is inside one process"),
         (["worker", "--slots", "0"], "--slots 0: expected 1 or more"),
         (["replay", "x", "--all"], "one of them"),
+        (["replay", "--program", "mine:nothing"], "has no attribute 'nothing'"),
         (["replay", "--all", "--limit", "0"], "--limit 0: expected 1 or more"),
         (["runs", "--limit", "0"], "--limit 0: expected 1 or more"),
         (["runs", "--run", "last", "--limit", "-1"], "--limit -1: expected 1 or more"),
@@ -297,6 +298,7 @@ def test_run_log_replay(aworld: Aworld) -> None:
 
     replayed = aworld("replay", "last")
     assert replayed.returncode == 0
+    assert f"identical, 10 handlers, {len(events)} events\n" in replayed.stdout
     assert "identical 1, different 0, unreadable 0, live_calls 0" in replayed.stdout
 
 

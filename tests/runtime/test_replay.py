@@ -214,6 +214,8 @@ async def test_an_unfinished_log_replays_as_far_as_it_goes() -> None:
     for cut in range(1, len(events) - 1):  # the last two come in one append
         report = await replay(events[:cut], swarm.program())
         assert report.identical, (cut, report.divergence)
+        assert not report.finished
+    assert (await replay(events, swarm.program())).finished
 
 
 async def test_one_handler_can_be_run_again() -> None:
