@@ -345,7 +345,7 @@ class Context:
         return answer
 
     def _unrecorded(self, did: str, event: Event) -> DivergenceError:
-        return self.journal.remember(
+        return self.journal.beyond(
             DivergenceError(
                 f"on seq {self.event.seq}, {self.role} {did}, which the record doesn't hold",
                 seq=self.event.seq,

@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from aworld_runtime.events import Event, ModelRequested
 from aworld_runtime.messages import Message, ToolSpec
-from aworld_runtime.nodes.journal import comparable
+from aworld_runtime.nodes.journal import comparable, same
 from aworld_runtime.nodes.node import Node
 from aworld_runtime.replay.lint import Finding, lint_file
 
@@ -128,7 +128,7 @@ def differences(was: JsonValue, now: JsonValue, path: str = "") -> Iterator[str]
     elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         for number, (one, two) in enumerate(zip(was, now, strict=True)):
             yield from differences(one, two, f"{path}[{number}]")
-    elif was != now:
+    elif not same(was, now):
         yield _changed(path, was, now)
 
 

@@ -1,8 +1,10 @@
 """Replay: identical, or stopped at the first difference."""
 # ruff: noqa: ARG002 - nodes have a given signature
 
+import json
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -23,6 +25,7 @@ from aworld_runtime.events import (
     MessagePosted,
     ModelRequested,
     Registry,
+    ToolCalled,
     ValueRecorded,
 )
 from aworld_runtime.messages import Completion, ToolCall
@@ -497,3 +500,125 @@ async def test_exceptions_of_values_are_the_same_live_and_replayed() -> None:
         " RuntimeError(ExceptionGroup: some (1 sub-exception)) SystemExit(3)"
     )
     assert (await replay(events, Curious("looks").program())).identical
+
+
+class Said:
+    """Runs a function as its handler."""
+
+    role = "said"
+
+    def __init__(
+        self,
+        says: Callable[[Context], Awaitable[None]],
+        subscriptions: tuple[str, ...] = ("episode.requested",),
+    ) -> None:
+        self.says = says
+        self.subscriptions = subscriptions
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        await self.says(ctx)
+
+    def program(self) -> Program:
+        return Program(nodes=(self,))
+
+
+async def calls(ctx: Context, arguments: dict[str, JsonValue]) -> None:
+    ctx.emit(ToolCalled(call=ToolCall(id="c1", name="none", arguments=arguments)), to="nobody")
+    ctx.emit(EpisodeFinished())
+
+
+@pytest.mark.parametrize("other", [True, 1.0, None, "1"])
+async def test_another_kind_of_value_is_another_value(other: JsonValue) -> None:
+    """Python finds 1, 1.0 and True equal; a tool, and whoever reads JSON, does not."""
+    events = await record(Said(partial(calls, arguments={"a": 1})))
+    found = await diverge(events, Said(partial(calls, arguments={"a": other})).program())
+    assert found.type == "tool.called"
+    assert found.advice[0] == f"data.call.arguments.a: 1 is now {json.dumps(other)}"
+
+
+async def test_numbers_that_json_lacks_and_the_order_of_keys_are_no_difference() -> None:
+    events = await record(Said(partial(calls, arguments={"a": float("nan"), "b": 1})))
+    again = Said(partial(calls, arguments={"b": 1, "a": float("nan")}))
+    report = await replay(events, again.program())
+    assert report.identical, report.divergence
+
+
+async def test_what_is_said_before_an_answer_and_was_said_after_it_is_a_difference() -> None:
+    async def look() -> JsonValue:
+        return 1
+
+    async def first(ctx: Context) -> None:
+        await ctx.record("page", look)
+        ctx.emit(MessagePosted(content="x"), to="nobody")
+        ctx.emit(EpisodeFinished())
+
+    async def last(ctx: Context) -> None:
+        ctx.emit(MessagePosted(content="x"), to="nobody")
+        await ctx.record("page", look)
+        ctx.emit(EpisodeFinished())
+
+    found = await diverge(await record(Said(first)), Said(last).program())
+    assert found.message.endswith("recorded value.recorded; this time it emitted message.posted")
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_a_failure_that_says_something_else_is_a_difference() -> None:
+    async def fail(ctx: Context, what: object) -> None:
+        raise ValueError(f"no {what}")
+
+    events = await record(Said(partial(fail, what="page 1")))
+    found = await diverge(events, Said(partial(fail, what="page 2")).program())
+    assert (found.recorded, found.replayed) == (
+        "failed with ValueError: no page 1",
+        "failed with ValueError: no page 2",
+    )
+    events = await record(Said(partial(fail, what=object())))
+    assert (await replay(events, Said(partial(fail, what=object())).program())).identical
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_a_handler_that_cancels_itself_replays() -> None:
+    async def cancels(ctx: Context) -> None:
+        raise anyio.get_cancelled_exc_class()
+
+    events = await record(Said(cancels))
+    assert inspect(events).reason == "failed"
+    assert (await replay(events, Said(cancels).program())).identical
+
+
+async def test_what_a_handler_did_before_the_episode_was_cut_off_is_compared() -> None:
+    """As where it was cancelled, or its time was up, while a model thought."""
+
+    def agent(prompt: str) -> Agent:
+        async def never() -> str:
+            await anyio.sleep_forever()
+            return ""
+
+        return Agent("solver", llm=Thinking(never), system_prompt=prompt)
+
+    async with open_bus("memory://") as bus:
+        requested = request_episode(timeout_s=0.1)
+        events = await run_episode(bus, requested, agent("Add.").program())
+    assert inspect(events).reason == "time_limit"
+    report = await replay(events, agent("Add.").program())
+    assert (report.identical, report.handlers) == (True, 2)
+    found = await diverge(events, agent("Sum up.").program())
+    assert (found.seq, found.cause) == (
+        seq_of(events, "solver", ModelRequested),
+        "changed prompt",
+    )
+
+
+async def test_an_event_that_would_be_delivered_otherwise_is_a_difference() -> None:
+    async def ends(ctx: Context) -> None:
+        ctx.emit(EpisodeFinished())
+
+    events = await record(Said(ends))
+    found = await diverge(events, Said(ends, ("message.posted",)).program())
+    assert (found.seq, found.replayed) == (1, "is not delivered to said")
+    assert found.advice == ("said subscribed to episode.requested, now to message.posted",)
+    extra = Concurrent("values")
+    found = await diverge(events, Program(nodes=(Said(ends), extra)))
+    assert (found.seq, found.replayed) == (1, "is delivered to concurrent")
+    unheard = Said(ends, ("episode.requested", "human.asked"))
+    assert (await replay(events, unheard.program())).identical
