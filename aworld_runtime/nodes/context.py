@@ -14,11 +14,13 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from contextvars import ContextVar
 from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 import anyio
+import pydantic_core
 from pydantic import JsonValue, TypeAdapter
 from typing_extensions import TypeIs
 
@@ -46,6 +48,8 @@ from aworld_runtime.tools.call import cut, is_cancelled, told
 from aworld_runtime.trajectory import TrajectoryFold
 
 LARGE_INT = 2**63
+_MAKES_A_VALUE: ContextVar[Context | None] = ContextVar("makes_a_value", default=None)
+"""Whose handler is in the code that gives a value to record."""
 _PROMPT = TypeAdapter(tuple[tuple[Message, ...], tuple[ToolSpec, ...]])
 
 
@@ -116,11 +120,11 @@ class Context:
         """Add an event to what this handler commits. `trust="model"` for what a model said.
 
         Raises:
-            ValueError: this handler has ended the episode; nothing follows `episode.finished`.
+            ValueError: this handler has ended the episode, and nothing follows `episode.finished`; or a value is being made, which
+                a replay doesn't do.
             EventError: it is too large, or no log can hold it.
         """
-        if self._ended:
-            raise ValueError(f"{self.role} emitted {data.type} after episode.finished")
+        self._expect_may(f"emitted {data.type}")
         self._ended = isinstance(data, EpisodeFinished)
         event = self._event(data, to=to, correlation_id=correlation_id, trust=trust)
         written(event)  # here, and not when it is appended: a replay gets as far
@@ -212,17 +216,20 @@ class Context:
         return int.from_bytes(hashlib.sha256(source.encode()).digest()[:4], "big") >> 1
 
     async def record(self, kind: str, produce: Callable[[], Awaitable[JsonValue]]) -> JsonValue:
-        """A value from outside: produced once, recorded, and the same ever after.
+        """A value from outside: produced once, recorded, and the same ever after: JSON, as it is read from a log.
 
         Raises:
+            ValueError: as `emit`.
             Exception: what `produce` raised, made anew of its class and arguments; the same ever after, too.
         """
+        self._expect_may(f"asked for a value ({kind})")
         self._values += 1
         key = f"{self.event.id}:{self.role}:{self._values}"
         raised: BaseException | None = None
 
         async def ask(_: World) -> Event:
             nonlocal raised
+            token = _MAKES_A_VALUE.set(self)
             try:
                 data = ValueRecorded(kind=kind, value=await produce())
                 return _checked(self._event(data, correlation_id=key))
@@ -232,6 +239,8 @@ class Context:
                 raised = error
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: recorded, so that it fails so ever after
                 raised = error
+            finally:
+                _MAKES_A_VALUE.reset(token)
             return self._event(_failed(kind, raised), correlation_id=key)
 
         answer_to = partial(
@@ -249,7 +258,7 @@ class Context:
             raise self.journal.differ(answer, self._event(ValueRecorded(kind=kind)))
         if data.error is not None:
             raise _exception(data.error, data.error_args) from raised
-        return data.value
+        return _as_read(data.value)
 
     async def sleep(self, seconds: float) -> None:
         """Let time pass; a replay doesn't wait."""
@@ -344,6 +353,15 @@ class Context:
         _count(requested, answer, time.perf_counter() - began)
         return answer
 
+    def _expect_may(self, what: str) -> None:
+        if self._ended:
+            raise ValueError(f"{self.role} {what} after episode.finished")
+        if _MAKES_A_VALUE.get() is self:
+            raise ValueError(
+                f"{self.role} {what} inside ctx.record: a replay makes no values, so nothing in there would happen; do it"
+                " before or after"
+            )
+
     def _unrecorded(self, did: str, event: Event) -> DivergenceError:
         return self.journal.beyond(
             DivergenceError(
@@ -369,6 +387,13 @@ def _count(requested: Event, answer: Event, seconds: float) -> None:
         telemetry.OUTPUT_TOKENS.add(answer.data.usage.completion_tokens, model)
     else:
         telemetry.MODEL_FAILURES.add(1, model)
+
+
+def _as_read(value: JsonValue) -> JsonValue:
+    """A handler's own copy, where NaN is text as in every log, and which it may change."""
+    if value is None or isinstance(value, str | int):
+        return value
+    return pydantic_core.from_json(pydantic_core.to_json(value, inf_nan_mode="strings"))
 
 
 def _is_of(data: EventData, kind: str) -> TypeIs[ValueRecorded]:

@@ -121,6 +121,53 @@ async def test_nothing_may_follow_the_end(bus: Bus) -> None:
     assert events[-1].type == "episode.finished"
 
 
+async def test_no_value_follows_the_end_and_none_is_made_of_what_a_replay_would_not_do(
+    bus: Bus,
+) -> None:
+    class Nested(Sampler):
+        async def handle(self, ctx: Context, event: Event) -> None:
+            async def talk() -> JsonValue:
+                ctx.emit(MessagePosted(content="inside"))
+                return None
+
+            async def look() -> JsonValue:
+                return str(await ctx.now())
+
+            for produce in (talk, look):
+                with pytest.raises(
+                    ValueError, match=r"inside ctx\.record: a replay makes no values"
+                ):
+                    await ctx.record("nested", produce)
+            ctx.emit(EpisodeFinished(answer="done"))
+            with pytest.raises(ValueError, match=r"asked for a value \(clock\) after episode"):
+                await ctx.now()
+
+    events = await run_episode(bus, request_episode(), Program(nodes=(Nested(),)))
+    assert one(events, EpisodeFinished).answer == "done"
+    assert len(of_kind(events, ValueRecorded)) == 2
+
+
+async def test_a_value_is_live_what_it_is_ever_after(bus: Bus) -> None:
+    """A handler may change its copy; what JSON has no number for is text."""
+
+    class Changing(Sampler):
+        async def handle(self, ctx: Context, event: Event) -> None:
+            async def page() -> JsonValue:
+                return [1.5, float("nan")]
+
+            value = await ctx.record("page", page)
+            assert isinstance(value, list)
+            value.append(3)
+            ctx.emit(EpisodeFinished(answer=str(value)))
+
+    events = await run_episode(bus, request_episode(), Program(nodes=(Changing(),)))
+    assert one(events, EpisodeFinished).answer == "[1.5, 'NaN', 3]"
+    for _ in range(2):
+        journal = Journal(journals(events)["sampler", events[0].id])
+        await Changing().handle(replaying(events, journal), events[0])
+        journal.check()
+
+
 async def test_a_model_error_is_recorded_and_reaches_the_handler(bus: Bus) -> None:
     class Patient(Sampler):
         async def handle(self, ctx: Context, event: Event) -> None:
