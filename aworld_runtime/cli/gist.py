@@ -61,7 +61,7 @@ def _said(data: EventData) -> str:  # noqa: C901, PLR0911, PLR0912 - one line pe
             return f"by worker {worker}"
         case EpisodeForked(parent=parent, at=at, edited=edited):
             then = f", with another {', '.join(edited)} in the next" if edited else ""
-            return f"{parent} after its event {at}{then}"
+            return f"from {parent} after event {at}{then}"
         case RecordDropped(seqs=seqs):
             return f"seq {', '.join(map(str, seqs))}: its handler went another way"
         case LogRestored(at=at):

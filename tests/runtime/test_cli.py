@@ -487,7 +487,9 @@ def test_fork_goes_on_with_an_edited_answer_and_compares(aworld: Aworld) -> None
     )
     assert "differing: answer; see it with: aworld log " in done.stdout
     log = aworld("log", "last", "--events").stdout
-    assert f"episode:{parent['id']} after its event 9, with another data.content in the next" in log
+    assert (
+        f"from episode:{parent['id']} after event 9, with another data.content in the next" in log
+    )
     both = aworld("replay", "--all")
     assert "identical 2, different 0, unreadable 0, live_calls 0" in both.stdout
 
