@@ -25,7 +25,7 @@ ADVICE: Mapping[Rule, str] = {
     "random": "a replay draws something else: use ctx.random or ctx.uuid()",
     "sleep": "a replay waits, too: use await ctx.sleep(seconds)",
     "network": "a replay asks again, and may get another answer: make it a tool, or use await ctx.record(kind, produce)",
-    "order": "a set has another order in the next process: use sorted(…)",
+    "order": "a set comes in another order each time: use sorted(…), or a task group",
     "allow": "say why it is allowed: # aworld: allow REASON",
 }
 CLOCK = """
@@ -35,6 +35,7 @@ CLOCK = """
 """
 RANDOM = "os.urandom os.getrandom uuid.uuid1 uuid.uuid4 uuid.uuid6 uuid.uuid7"
 SLEEP = "time.sleep asyncio.sleep anyio.sleep"
+ORDER = "asyncio.as_completed"
 RANDOM_MODULES = "random secrets numpy.random"
 NETWORK_MODULES = """
     requests httpx aiohttp urllib.request urllib3 http.client socket websockets openai anthropic
@@ -49,6 +50,7 @@ NAMES: Mapping[str, Rule] = {
     **_each("clock", CLOCK),
     **_each("random", RANDOM),
     **_each("sleep", SLEEP),
+    **_each("order", ORDER),
 }
 MODULES: Mapping[str, Rule] = {
     **_each("random", RANDOM_MODULES),

@@ -46,6 +46,7 @@ def in_handler(imports: str, line: str) -> str:
         ("import anyio", "await anyio.sleep(1)", "sleep", "anyio.sleep()"),
         ("", "x = [n for n in {1, 2}]", "order", "for … in set"),
         ("", "x = ', '.join(set('ab'))", "order", "join(set)"),
+        ("import asyncio", "x = asyncio.as_completed([])", "order", "asyncio.as_completed()"),
     ],
 )  # fmt: skip
 def test_what_a_replay_cannot_repeat_is_found(
