@@ -9,6 +9,7 @@ and far enough apart for each to take its course; live, too.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Container, Generator, Sequence
@@ -40,8 +41,8 @@ VOLATILE = frozenset({"id", "seq", "time", "traceparent", "attempt", "causation_
 CANCELLED = "Cancelled"
 """The error of an answer that the handler stopped waiting for: a time limit of its own, or another answer came first."""
 SETTLE = 16
-"""Turns of the event loop before an answer reaches a handler that waits for several: what the one before it set off, in
-this task or the next, is done by then. So it is the same in every run.
+"""Turns of the event loop before an answer reaches a handler of several tasks: what the one before it set off, in this task
+or the next, is done by then. So it is the same in every run.
 """
 PATIENCE_S = 5.0
 """For the record to go on, where a handler waits for its answer; besides the time that the handler took when it ran live."""
@@ -66,7 +67,9 @@ class Journal:
         """What the handler has asked for, of what is recorded with its answer."""
         self._patience_s = PATIENCE_S + took
         self._moved: anyio.Event | None = None
+        self._task = asyncio.current_task()
         self._turn: anyio.Lock | None = None
+        """Held by the answer that comes next, once the handler is known to have tasks besides this one."""
         self._waiting = 0
         self._edited = edited
         self._free = free
@@ -181,7 +184,7 @@ class Journal:
     @contextmanager
     def _counted(self) -> Generator[None]:
         self._waiting += 1
-        if self._waiting > 1 and self._turn is None:
+        if self._turn is None and (self._waiting > 1 or asyncio.current_task() is not self._task):
             self._turn = anyio.Lock()
         try:
             yield
@@ -193,7 +196,7 @@ class Journal:
         while self._rest and next(iter(self._rest.values())) is not answer:
             if not await self._has_moved() and not self.take_back():
                 raise self._stuck()
-        if self._turn is not None:  # it has waited, or waits, for several answers at once
+        if self._turn is not None:  # the handler has several tasks
             async with self._turn:
                 for _ in range(SETTLE):
                     await anyio.lowlevel.checkpoint()
