@@ -60,12 +60,12 @@ from aworld_runtime.events import (
     ToolReturned,
     utc_now,
 )
-from aworld_runtime.forks import NOT_FORKED, Origin, dropped
+from aworld_runtime.forks import NOT_FORKED, Origin
 from aworld_runtime.names import episode_log, tool_queue
 from aworld_runtime.nodes.claim import Claim
 from aworld_runtime.nodes.context import Connect, Context
 from aworld_runtime.nodes.history import History
-from aworld_runtime.nodes.journal import Journal, is_recorded
+from aworld_runtime.nodes.journal import Journal
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.pause import Pause, paused_s
 from aworld_runtime.nodes.reception import Reception
@@ -73,8 +73,8 @@ from aworld_runtime.nodes.recovery import (
     MOST_DEATHS,
     deaths,
     expect_no_end,
-    handled,
     is_unclaimed_fork,
+    unfinished,
 )
 from aworld_runtime.nodes.routing import receivers
 from aworld_runtime.nodes.tool_calls import Calls, answer_call, answer_event, closing
@@ -398,38 +398,24 @@ class EpisodeOwner:
             self.events = [*events]
             self._spawn(self._finish, "failed", f"{type(error).__name__}: {error}")
             return
-        self._rebuild(events)
+        self._origin = origin = Origin.of(events)
+        past = unfinished(events, origin, self._nodes, self._subscriptions)
+        self.events.extend(events)
+        for event in events:
+            self._note(event)
+        self._journals = past.records
+        for event, role in past.deliveries:
+            self._deliver(event, role)
+            self._wake(role)
+        self._calls.open = {call: origin.own(event) for call, event in self._calls.open.items()}
         for event in self._calls.open.values():
             if (event.role, event.causation_id) not in self._journals:
                 self._spawn(self._run_tool, event)
-        for role in tuple(self._inboxes):
-            self._wake(role)
+        for event in events[origin.at :]:
+            if isinstance(event.data, EpisodeCancelled):
+                self._spawn(self._finish, "cancelled", event.data.reason)
         self._spawn(anyio.sleep, 0)  # where nothing was left to do, this finds out
         self._watch_clock()
-
-    def _rebuild(self, events: Sequence[Event]) -> None:
-        """What was going on at the end of these."""
-        self._subscriptions = next(
-            (e.data.subscriptions for e in events if isinstance(e.data, SubscriptionChanged)),
-            self._subscriptions,
-        )
-        self._origin = origin = Origin.of(events)
-        done, gone = handled(events), dropped(events)
-        for event in events:
-            self.events.append(event)
-            self._note(event)
-            unfinished = self._journals.get((event.role, event.causation_id or ""))
-            if unfinished is not None and is_recorded(event):
-                unfinished.append(origin.own(event))
-                if event.seq <= origin.at:
-                    continue  # nobody gets what its handler may yet take back
-            for role in self._receivers(event):
-                if (role, event.seq) not in done and event.seq not in gone:
-                    self._journals[role, event.id] = []
-                    self._deliver(origin.own(event), role)
-            if isinstance(event.data, EpisodeCancelled) and event.seq > origin.at:
-                self._spawn(self._finish, "cancelled", event.data.reason)
-        self._calls.open = {call: origin.own(event) for call, event in self._calls.open.items()}
 
     # --- after an append -------------------------------------------------------------------------------------------
 

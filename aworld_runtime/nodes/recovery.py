@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
 from aworld_runtime.errors import EventError
@@ -15,7 +16,11 @@ from aworld_runtime.events import (
     EpisodeTakenOver,
     Event,
     LogRestored,
+    SubscriptionChanged,
 )
+from aworld_runtime.forks import Origin, dropped
+from aworld_runtime.nodes.journal import is_recorded
+from aworld_runtime.nodes.routing import first_subscriptions, receivers
 
 MOST_DEATHS = 3
 """Owners that may die in an episode, one after another and at the same place, before it is given up."""
@@ -50,7 +55,46 @@ def deaths(past: Sequence[Event]) -> int:
     return 1 + sum(1 for _ in barren)
 
 
-def handled(past: Sequence[Event]) -> set[tuple[str, int]]:
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What roles had still to handle where a log ends."""
+
+    deliveries: list[tuple[Event, str]]
+    """Which event, and by whom; in the log's order."""
+    records: dict[tuple[str, str], list[Event]]
+    """Of each of these, by role and event id: what its handler recorded before its owner died, or before the episode was forked."""
+
+
+def unfinished(
+    past: Sequence[Event],
+    origin: Origin,
+    roles: Container[str],
+    subscriptions: Mapping[str, tuple[str, ...]],
+) -> Unfinished:
+    """Of these roles; `subscriptions` are those in force where the log tells of none. What a handler recorded in the parent of
+    a fork is delivered to nobody yet: it may take it back.
+    """
+    found = Unfinished([], {})
+    subscriptions = first_subscriptions(past) or subscriptions
+    done, gone = _handled(past), dropped(past)
+    for event in past:
+        if isinstance(event.data, SubscriptionChanged):
+            subscriptions = event.data.subscriptions
+        if event.seq in gone:
+            continue
+        record = found.records.get((event.role, event.causation_id or ""))
+        if record is not None and is_recorded(event):
+            record.append(origin.own(event))
+            if event.seq <= origin.at:
+                continue
+        for role in receivers(event, roles, subscriptions):
+            if (role, event.seq) not in done:
+                found.records[role, event.id] = []
+                found.deliveries.append((origin.own(event), role))
+    return found
+
+
+def _handled(past: Sequence[Event]) -> set[tuple[str, int]]:
     """Deliveries that need no handling any more: role, and seq of the event."""
     return {
         (e.role, e.data.seq)

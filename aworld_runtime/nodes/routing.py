@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 
-from aworld_runtime.events import EpisodeRequested, Event
+from aworld_runtime.events import EpisodeRequested, Event, SubscriptionChanged
 
 
 def receivers(
@@ -23,3 +23,11 @@ def receivers(
         for role, prefixes in subscriptions.items()
         if role != event.role and role in roles and event.type.startswith(prefixes or ("\0",))
     ]
+
+
+def first_subscriptions(events: Iterable[Event]) -> Mapping[str, tuple[str, ...]] | None:
+    """They stand after the request, and hold for it too."""
+    for event in events:
+        if isinstance(event.data, SubscriptionChanged):
+            return event.data.subscriptions
+    return None

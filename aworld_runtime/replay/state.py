@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from aworld_runtime.errors import UsageError
 from aworld_runtime.events import (
@@ -21,7 +21,7 @@ from aworld_runtime.forks import counted
 from aworld_runtime.messages import Data, Message, ToolCall, ToolSpec
 from aworld_runtime.nodes.pause import Pause
 from aworld_runtime.nodes.questions import open_questions
-from aworld_runtime.nodes.routing import receivers
+from aworld_runtime.nodes.routing import first_subscriptions, receivers
 from aworld_runtime.trajectory import TrajectoryFold, Turn
 
 
@@ -75,7 +75,7 @@ class RoleState(Data):
 
 def episode_state(events: Sequence[Event], seq: int) -> EpisodeState:
     """After event `seq` of its log."""
-    subscriptions = _first_subscriptions(events)
+    subscriptions = first_subscriptions(events) or {}
     to_handle: dict[str, dict[int, Event]] = {role: {} for role in subscriptions}
     calls: dict[str, Event] = {}
     pause = Pause()
@@ -141,11 +141,3 @@ def role_state(events: Sequence[Event], seq: int, role: str) -> RoleState:
         to_handle=state.to_handle[role],
         open_calls=tuple(call for call in state.open_calls if call.role == role),
     )
-
-
-def _first_subscriptions(events: Sequence[Event]) -> Mapping[str, tuple[str, ...]]:
-    """They stand after the request, and hold for it too."""
-    for event in events:
-        if isinstance(event.data, SubscriptionChanged):
-            return event.data.subscriptions
-    return {}
