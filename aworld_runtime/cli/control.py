@@ -22,16 +22,19 @@ if TYPE_CHECKING:
     from aworld_runtime.bus.base import Bus
     from aworld_runtime.events import Event, EventData
 
+DOES = {
+    "cancel": "End an episode, or all unfinished ones of a run, and wait until their logs say so. A training makes another"
+    " attempt at what is cancelled.",
+    "pause": "Let an episode, or all unfinished ones of a run, start nothing new, and wait until their logs say so. What runs"
+    " ends; time limits stand still, and the worker's slot stays taken, until aworld resume.",
+    "resume": "Let an episode that is paused, or all of a run, go on, and wait until their logs say so.",
+}
 WAIT_S = 10.0
 ALL = 1_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Cancel, pause or resume one episode, or all unfinished episodes of a run, and wait until"
-        " their logs say so. In a pause what runs ends, nothing starts, time limits stand still and"
-        " the worker's slot stays taken. A training makes another attempt at what is cancelled."
-    )
+    parser.description = DOES[parser.prog.split()[-1]]
     parser.add_argument(
         "name",
         metavar="EPISODE|RUN",
@@ -48,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_bus(parser)
     add_store(parser)
     add_json(parser)
-    parser.epilog = f"example: {parser.prog} last --bus redis://host:6379 --reason 'too expensive'"
+    parser.epilog = f"example: {parser.prog} last --bus redis://host:6379"
 
 
 def cancel(arguments: argparse.Namespace) -> int:
