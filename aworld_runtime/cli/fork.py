@@ -45,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an id, or how it begins, or last (the newest; the default)",
     )
     parser.add_argument(
-        "--at", type=int, required=True, metavar="SEQ", help="the last event that both share"
+        "--at",
+        type=int,
+        required=True,
+        metavar="SEQ",
+        help="the last event that both share, by its number in aworld log",
     )
     parser.add_argument(
         "--set",
@@ -55,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="edit the event after that: data.content=42, data.call.arguments.a=1; VALUE is JSON, else text",
     )
     parser.add_argument(
-        "--program", metavar="MODULE:ATTRIBUTE", help="another agent or swarm to go on with"
+        "--program",
+        metavar="MODULE:ATTRIBUTE",
+        help="another agent or swarm to go on with; needed where the episode's was an object in a script",
     )
     parser.add_argument(
         "--arguments", metavar="JSON", help="other arguments of the function that makes the program"
@@ -65,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ROLE=SPEC",
-        help="another model for a role, or for * (all): a name such as openai/gpt-5, or a spec as JSON",
+        help="another model for a role, or for * (all): a name such as openai/gpt-5, or JSON:"
+        ' {"model": "NAME", "base_url": "http://…/v1"}',
     )
     add_slots(parser)
     add_bus(parser)
@@ -90,7 +97,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{fork.id}, forked from {parent.id} after event {arguments.at}")
         rows = [_row("before", before), _row("after", after)]
         print(table(("", "REASON", "REWARD", "ANSWER"), rows))
-        print(f"differing: {', '.join(differing) or 'nothing'}; see it with: aworld log {fork.id}")
+        print(
+            f"differing: {', '.join(differing) or 'nothing'}; see it with: aworld log {fork.id}, or: aworld diff"
+            f" {parent.id} {fork.id}"
+        )
     return 0 if fork.reason == "answered" else 1
 
 
