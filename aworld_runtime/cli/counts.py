@@ -90,9 +90,10 @@ def count(run: RunRecord, log: Sequence[Event], episodes: Sequence[EpisodeRecord
     )
 
 
-def status(episode: EpisodeRecord, run: RunRecord) -> str:
+def status(episode: EpisodeRecord, run: RunRecord | None) -> str:
     """How it ended, or that it runs; what runs no longer when its run ends was interrupted."""
-    return episode.status or ("running" if run.finished is None else "interrupted")
+    open_run = run is None or run.finished is None
+    return episode.status or ("running" if open_run else "interrupted")
 
 
 def _times(log: Sequence[Event], episodes: Sequence[EpisodeRecord]) -> Iterator[datetime]:

@@ -18,8 +18,11 @@ from aworld_runtime.cli.shared import (
     stored,
     table,
 )
+from aworld_runtime.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aworld_runtime.cli.counts import Counts
     from aworld_runtime.events import Event
     from aworld_runtime.store.base import EpisodeRecord, RunRecord, Store
@@ -28,8 +31,11 @@ ALL = 1_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "List the newest runs, or with --run the episodes of one."
-    parser.add_argument("--run", metavar="RUN", help="a run's id, or last")
+    parser.description = "List the newest runs, or episodes: of one run, or of all."
+    parser.add_argument("--run", metavar="RUN", help="the episodes of this run (or last)")
+    parser.add_argument(
+        "--episodes", action="store_true", help="the episodes of all runs, and those imported alone"
+    )
     add_limit(parser, 20, "runs or episodes to list (default 20)")
     add_store(parser)
     add_json(parser)
@@ -37,7 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     check_limit(arguments)
-    run_async(_episodes if arguments.run else _runs, arguments)
+    if arguments.run and arguments.episodes:
+        raise UsageError("give --run or --episodes: one of them")
+    if arguments.episodes:
+        run_async(_every_episode, arguments)
+    else:
+        run_async(_episodes if arguments.run else _runs, arguments)
     return 0
 
 
@@ -101,15 +112,33 @@ async def _episodes(arguments: argparse.Namespace) -> None:
         listed = [episode.model_dump(mode="json") for episode in episodes]
         print(json.dumps({"run": record.id, **found.model_dump(mode="json"), "episodes": listed}))
         return
-    head = ("EPISODE", "STATUS", "REWARD", "TURNS", "TOKENS", "TAKEOVERS", "SECONDS", "ANSWER")
-    if episodes:
-        print(table(head, [_row(episode, record) for episode in episodes]))
-    if len(episodes) == arguments.limit:
-        print(f"… the newest {arguments.limit}; --limit shows more")
+    _tell([(episode, record) for episode in episodes], arguments.limit)
     print(f"run {record.id}: {found}")
 
 
-def _row(episode: EpisodeRecord, run: RunRecord) -> tuple[object, ...]:
+async def _every_episode(arguments: argparse.Namespace) -> None:
+    async with stored(arguments.store) as store:
+        episodes = await store.episodes(limit=arguments.limit)
+        runs = {run.id: run for run in await store.runs(limit=ALL)}
+    if arguments.json:
+        for episode in episodes:
+            print(episode.model_dump_json())
+        return
+    _tell([(episode, runs.get(episode.run_id or "")) for episode in episodes], arguments.limit)
+    if not episodes:
+        print("no episodes yet")
+
+
+def _tell(episodes: Sequence[tuple[EpisodeRecord, RunRecord | None]], limit: int) -> None:
+    """A table of episodes, each with its run, where that is known."""
+    head = ("EPISODE", "STATUS", "REWARD", "TURNS", "TOKENS", "TAKEOVERS", "SECONDS", "ANSWER")
+    if episodes:
+        print(table(head, [_row(episode, run) for episode, run in episodes]))
+    if len(episodes) == limit:
+        print(f"… the newest {limit}; --limit shows more")
+
+
+def _row(episode: EpisodeRecord, run: RunRecord | None) -> tuple[object, ...]:
     from aworld_runtime.cli.counts import status
 
     seconds = "-"

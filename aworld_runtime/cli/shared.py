@@ -172,7 +172,7 @@ async def find_episode(store: Store, name: str) -> EpisodeRecord:
     )
     if found is None:
         raise NotFoundError(
-            f"no episode {name!r} in {shown(store.url)}; list them with: aworld runs --run last"
+            f"no episode {name!r} in {shown(store.url)}; list them with: aworld runs --episodes"
         )
     return found
 

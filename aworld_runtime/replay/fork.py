@@ -129,7 +129,7 @@ async def _following(logs: Logs, log: str, at: int) -> Event | None:
     """
     last = await logs.last_seq(log)
     if not last:
-        raise NotFoundError(f"no log {log}: list episodes with: aworld runs --run last")
+        raise NotFoundError(f"no log {log}: list episodes with: aworld runs --episodes")
     if not 1 <= at <= last:
         raise NotFoundError(f"{log} has no event {at}: it has 1 … {last}")
     there = {event.seq: event for event in await read_all(logs, log, at, last=at + 1)}
@@ -186,8 +186,8 @@ def _edited(event: Event, edit: Mapping[str, JsonValue]) -> Event:
     """The event with other data."""
     if isinstance(event.data, BOOKKEEPING) or event.data.control:
         raise UsageError(
-            f"the event to edit, {event.type} (seq {event.seq}), is its owner's bookkeeping: fork before a message, a"
-            " model's answer, a tool's call or its answer"
+            f"the event to edit, {event.type} (seq {event.seq}), is its owner's bookkeeping: fork at the event before a message,"
+            " a model's answer, a tool's call or its answer"
         )
     fields = event.data.model_dump(mode="json")
     for path, value in edit.items():

@@ -189,6 +189,7 @@ def test_version_names_the_code(capsys: pytest.CaptureFixture[str]) -> None:
         (["replay", "x", "--all"], "one of them"),
         (["replay", "--program", "mine:nothing"], "has no attribute 'nothing'"),
         (["replay", "--all", "--limit", "0"], "--limit 0: expected 1 or more"),
+        (["runs", "--run", "last", "--episodes"], "one of them"),
         (["runs", "--limit", "0"], "--limit 0: expected 1 or more"),
         (["runs", "--run", "last", "--limit", "-1"], "--limit -1: expected 1 or more"),
         (["cancel"], "required: EPISODE|RUN; see: aworld cancel --help"),
@@ -331,6 +332,8 @@ def test_the_beginning_of_an_id_names_its_episode(aworld: Aworld) -> None:
     listed = [json.loads(line) for line in aworld("runs", "--json").stdout.splitlines()]
     runs = [json.loads(aworld("runs", "--run", run["id"], "--json").stdout) for run in listed]
     one, other = (run["episodes"][0]["id"] for run in runs)
+    every = aworld("runs", "--episodes").stdout.splitlines()
+    assert [line.split()[:2] for line in every[1:]] == [[one, "answered"], [other, "answered"]]
     short = one[
         : next(n for n, pair in enumerate(zip(one, other, strict=True), 1) if len({*pair}) > 1)
     ]
@@ -485,7 +488,9 @@ def test_fork_goes_on_with_an_edited_answer_and_compares(aworld: Aworld) -> None
     assert re.search(
         r"^before +answered +- +13\nafter +answered +- +110$", done.stdout, re.MULTILINE
     )
-    assert "differing: answer; see it with: aworld log " in done.stdout
+    (fork, diff) = re.findall(r"aworld (log \S+), or: aworld (diff .*)", done.stdout)[0]
+    assert "110" in aworld(*fork.split()).stdout
+    assert "= 3 in A, = 100 in B" in aworld(*diff.split()).stdout
     log = aworld("log", "last", "--events").stdout
     assert (
         f"from episode:{parent['id']} after event 9, with another data.content in the next" in log
