@@ -455,6 +455,7 @@ class EpisodeOwner:
             case RecordDropped(seqs=seqs):
                 record = self._journals.get((event.role, event.causation_id or ""), [])
                 record[:] = [each for each in record if each.seq not in seqs]
+                self._questions -= {self.events[seq - 1].id for seq in seqs}
             case EpisodeFinished(reason=reason):
                 self._end()
                 telemetry.EPISODES_FINISHED.add(1, reason)

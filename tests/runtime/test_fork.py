@@ -30,6 +30,8 @@ from aworld_runtime.events import (
     EpisodeTakenOver,
     Event,
     EventData,
+    HumanAnswered,
+    HumanAsked,
     LogRestored,
     MessagePosted,
     ModelCompleted,
@@ -254,6 +256,45 @@ async def test_a_message_that_is_not_repeated_reaches_nobody(runtime: Runtime) -
     episode = await runtime.result(fork)
     assert episode.reason == "quiescent"
     assert one(await log_of(runtime, fork), RecordDropped).seqs == (at,)
+
+
+class Asker:
+    """Asks a person, and ends the episode with what it is told."""
+
+    role = "asker"
+    subscriptions = ("episode.requested",)
+
+    def __init__(self, *questions: str) -> None:
+        self.questions = questions
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        if isinstance(event.data, HumanAnswered):
+            ctx.emit(EpisodeFinished(answer=event.data.answer))
+        for question in self.questions if isinstance(event.data, EpisodeRequested) else ():
+            ctx.ask(question)
+
+    def program(self) -> Program:
+        return Program(nodes=(self,))
+
+
+async def test_a_fork_waits_for_a_person_unless_it_no_longer_asks(runtime: Runtime) -> None:
+    parent = await runtime.submit(Asker("Which?"), "Ask.")
+
+    async def asked() -> bool:
+        return bool(of_kind(await log_of(runtime, parent), DeliveryHandled))
+
+    await wait_until(asked, description="the question")
+    log = await log_of(runtime, parent)
+    at = before(log, HumanAsked) + 1
+    for handled in (0, 1):
+        fork = await runtime.fork(parent, at=at + handled, program=Asker("Which?"))
+        await runtime.answer(fork, "this")
+        assert (await runtime.result(fork)).answer == "this"
+    fork = await runtime.fork(parent, at=at, program=Asker())
+    with anyio.fail_after(5):
+        assert (await runtime.result(fork)).reason == "quiescent"
+    await runtime.answer(parent, "that")
+    assert (await runtime.result(parent)).answer == "that"
 
 
 @pytest.mark.parametrize(
