@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from aworld_runtime.agents.agent import Agent, AgentConfig
     from aworld_runtime.agents.runners import Runners
     from aworld_runtime.models.client import LLMClient
+    from aworld_runtime.models.scripted import ScriptedModel
+    from aworld_runtime.replay.debugger import Debugger
     from aworld_runtime.runtime import Runtime
     from aworld_runtime.swarms.swarm import MultiAgentGroup, Swarm
     from aworld_runtime.tools.base import BaseTool
@@ -24,10 +26,12 @@ _EXPORTS = {
     "Agent": "aworld_runtime.agents.agent:Agent",
     "AgentConfig": "aworld_runtime.agents.agent:AgentConfig",
     "BaseTool": "aworld_runtime.tools.base:BaseTool",
+    "Debugger": "aworld_runtime.replay.debugger:Debugger",
     "LLMClient": "aworld_runtime.models.client:LLMClient",
     "MultiAgentGroup": "aworld_runtime.swarms.swarm:MultiAgentGroup",
     "Runners": "aworld_runtime.agents.runners:Runners",
     "Runtime": "aworld_runtime.runtime:Runtime",
+    "ScriptedModel": "aworld_runtime.models.scripted:ScriptedModel",
     "Swarm": "aworld_runtime.swarms.swarm:Swarm",
     "tool": "aworld_runtime.tools.function:tool",
     "train": "aworld_runtime.training.train:train",
@@ -37,10 +41,12 @@ __all__ = [
     "Agent",
     "AgentConfig",
     "BaseTool",
+    "Debugger",
     "LLMClient",
     "MultiAgentGroup",
     "Runners",
     "Runtime",
+    "ScriptedModel",
     "Swarm",
     "__version__",
     "tool",

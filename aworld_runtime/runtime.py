@@ -51,6 +51,7 @@ from aworld_runtime.replay.live import HEARD_S, Live
 from aworld_runtime.store.base import Store
 from aworld_runtime.store.open import open_store
 from aworld_runtime.trajectory import Episode, episode_of
+from aworld_runtime.urls import shown
 
 logger = logging.getLogger(__name__)
 
@@ -188,6 +189,17 @@ class Runtime:
         await self._requests.submit(episode_id, requested, on_end=forget)
         return episode_id
 
+    async def events(self, episode_id: str) -> list[Event]:
+        """What has happened in an episode that this bus or this store knows; in a fork, with what it shares.
+
+        Raises:
+            NotFoundError: there is no such episode.
+        """
+        found = await self._logs.read_all(episode_log(episode_id))
+        if not found:
+            raise self._unknown(episode_id)
+        return found
+
     async def fork(
         self,
         episode_id: str,
@@ -271,9 +283,7 @@ class Runtime:
         with anyio.move_on_after(HEARD_S):
             await live.begin()
         if not live.events:
-            raise NotFoundError(
-                f"no episode {episode_id!r} on {self.bus.url} or in {self.store.url}"
-            )
+            raise self._unknown(episode_id)
         if live.finished:
             again = None if program is None else program.program()
             debugger = Debugger(live.events, again, forks=self, runs=program)
@@ -288,6 +298,10 @@ class Runtime:
     def live(self, episode_id: str) -> Live:
         """An episode's log as it grows, and what its owner can be told."""
         return Live(self.bus, self._logs, episode_id)
+
+    def _unknown(self, episode_id: str) -> NotFoundError:
+        bus, store = shown(self.bus.url), shown(self.store.url)
+        return NotFoundError(f"no episode {episode_id!r} on {bus} or in {store}")
 
     def _expect_roles(self, requested: Event, models: Mapping[str, ModelSpec]) -> None:
         """See that the program has these roles; where it runs elsewhere, it may not be known here.

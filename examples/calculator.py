@@ -1,9 +1,8 @@
 """An agent that uses a tool, without a model or a server: `python examples/calculator.py`."""
 
-from aworld_runtime import Agent
+from aworld_runtime import Agent, ScriptedModel
 from aworld_runtime.messages import ToolCall
 from aworld_runtime.models.base import ModelRequest
-from aworld_runtime.models.scripted import ScriptedModel
 
 
 def reply(request: ModelRequest) -> ToolCall | str:

@@ -5,13 +5,10 @@ No model and no server are needed.
 
 import asyncio
 
-from aworld_runtime import Agent, Runtime
-from aworld_runtime.bus.base import read_all
+from aworld_runtime import Agent, Runtime, ScriptedModel
 from aworld_runtime.events import ToolReturned
 from aworld_runtime.messages import ToolCall
 from aworld_runtime.models.base import ModelRequest
-from aworld_runtime.models.scripted import ScriptedModel
-from aworld_runtime.names import episode_log
 from aworld_runtime.replay.diff import compare_episodes
 from aworld_runtime.replay.replay import replay
 
@@ -36,7 +33,7 @@ async def main() -> None:
     """Run, replay, fork, compare."""
     async with Runtime() as runtime:
         episode = await runtime.run(agent, "What shall I take to Lyon?")
-        events = await read_all(runtime.bus, episode_log(episode.id))
+        events = await runtime.events(episode.id)
         report = await replay(events, agent.program())
         print(f"{episode.answer} Replayed: identical={report.identical}, and no live call.")
 
@@ -45,7 +42,7 @@ async def main() -> None:
         fork = await runtime.fork(episode.id, at=weather.seq - 1, edit=rain, program=agent)
         print(f"If it rained: {(await runtime.result(fork)).answer}")
 
-        diff = compare_episodes(events, await read_all(runtime.bus, episode_log(fork)))
+        diff = compare_episodes(events, await runtime.events(fork))
         print(f"They share {diff.shared} events; then {diff.first and diff.first.what}.")
 
 

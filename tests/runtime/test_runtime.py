@@ -184,6 +184,17 @@ async def test_a_result_that_was_not_submitted_here(store: str) -> None:
             await runtime.result("elsewhere")
 
 
+async def test_events_are_those_of_this_run_and_of_earlier_ones(store: str) -> None:
+    async with Runtime(bus="memory://", store=store) as runtime:
+        episode = await runtime.run(swarm, "Add.")
+        live = await runtime.events(episode.id)
+    assert isinstance(live[-1].data, EpisodeFinished)
+    async with Runtime(bus="memory://", store=store) as later:
+        assert await later.events(episode.id) == live
+        with pytest.raises(NotFoundError, match="no episode 'nobody' on memory://"):
+            await later.events("nobody")
+
+
 async def test_a_timeout_ends_the_episode_not_the_caller(store: str) -> None:
     agent = Agent(llm=ScriptedModel("late", delay_s=60))
     async with Runtime(bus="memory://", store=store) as runtime:
