@@ -47,6 +47,9 @@ or the next, is done by then. So it is the same in every run.
 PATIENCE_S = 5.0
 """For the record to go on, where a handler waits for its answer; besides the time that the handler took when it ran live."""
 
+LONGEST_S = 600.0
+"""At most so much counts as that time: a handler that ran again in a fork had begun when its parent ran."""
+
 
 class Journal:
     """What one handler invocation recorded before: its emissions in program order, and the answers it got.
@@ -65,7 +68,7 @@ class Journal:
         took = (recorded[-1].time - recorded[0].time).total_seconds() if recorded else 0.0
         self._asked = set[str]()
         """What the handler has asked for, of what is recorded with its answer."""
-        self._patience_s = PATIENCE_S + took
+        self._patience_s = PATIENCE_S + min(took, LONGEST_S)
         self._moved: anyio.Event | None = None
         self._task = asyncio.current_task()
         self._turn: anyio.Lock | None = None

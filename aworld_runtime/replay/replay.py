@@ -30,7 +30,7 @@ from aworld_runtime.forks import Origin
 from aworld_runtime.messages import Data
 from aworld_runtime.nodes.context import Context
 from aworld_runtime.nodes.history import History
-from aworld_runtime.nodes.journal import PATIENCE_S, Journal, journals
+from aworld_runtime.nodes.journal import LONGEST_S, PATIENCE_S, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.routing import receivers
 from aworld_runtime.replay.cause import Cause, cause_of, place, surely_runs, suspects
@@ -48,8 +48,6 @@ KEEPS_STATE = "the lint finds nothing: perhaps it keeps state of its own, where 
 OUTCOMES = (DeliveryHandled, DeliveryDeadLettered)
 ADDRESS = re.compile(r"\b(?:0x)?[0-9a-f]{8,}\b")
 """Of an object, in an error's message: another one each time."""
-LONGEST_S = 600.0
-"""That a handler which does not end may take, however long it took live."""
 
 
 class Divergence(Data):

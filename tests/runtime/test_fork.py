@@ -38,6 +38,8 @@ from aworld_runtime.events import (
     RecordDropped,
     ToolCalled,
     ToolReturned,
+    ValueRecorded,
+    new_id,
 )
 from aworld_runtime.messages import Task, ToolCall
 from aworld_runtime.models.base import ModelRequest
@@ -256,6 +258,47 @@ async def test_a_message_that_is_not_repeated_reaches_nobody(runtime: Runtime) -
     episode = await runtime.result(fork)
     assert episode.reason == "quiescent"
     assert one(await log_of(runtime, fork), RecordDropped).seqs == (at,)
+
+
+class Recorder:
+    """Records two values and answers with them; each is another one every time."""
+
+    role = "recorder"
+    subscriptions = ("episode.requested",)
+
+    def __init__(self, *kinds: str) -> None:
+        self.kinds = kinds
+        self.produced: list[str] = []
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        async def produce() -> JsonValue:
+            self.produced.append(new_id())
+            return self.produced[-1]
+
+        values = [str(await ctx.record(kind, produce)) for kind in self.kinds]
+        ctx.emit(EpisodeFinished(answer=" ".join(values)))
+
+    def program(self) -> Program:
+        return Program(nodes=(self,))
+
+
+async def test_a_recorded_value_is_kept_only_where_the_same_is_asked_for(runtime: Runtime) -> None:
+    first = Recorder("dice", "coin")
+    parent = await runtime.run(first, "Go.")
+    at = before(await log_of(runtime, parent.id), ValueRecorded, number=1)
+    same = Recorder("dice", "coin")
+    fork = await runtime.fork(parent.id, at=at, program=same)
+    kept = await runtime.result(fork)
+    assert kept.answer.split() == [first.produced[0], *same.produced]
+    other = Recorder("cards", "coin")
+    fork = await runtime.fork(parent.id, at=at, program=other)
+    assert (await runtime.result(fork)).answer.split() == other.produced
+    whole = await log_of(runtime, fork)
+    assert one(whole, RecordDropped).seqs == (at,)
+    assert (await replay(whole, other.program())).identical
+    edit: dict[str, JsonValue] = {"data.value": "heads"}
+    fork = await runtime.fork(parent.id, at=at, edit=edit, program=Recorder("dice", "coin"))
+    assert (await runtime.result(fork)).answer == f"{first.produced[0]} heads"
 
 
 class Asker:
