@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -299,6 +300,40 @@ async def test_a_recorded_value_is_kept_only_where_the_same_is_asked_for(runtime
     edit: dict[str, JsonValue] = {"data.value": "heads"}
     fork = await runtime.fork(parent.id, at=at, edit=edit, program=Recorder("dice", "coin"))
     assert (await runtime.result(fork)).answer == f"{first.produced[0]} heads"
+
+
+class Breaking:
+    """Says something, and fails until it is mended."""
+
+    role = "breaking"
+    subscriptions = ("episode.requested",)
+
+    def __init__(self, *, mended: bool) -> None:
+        self.mended = mended
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        ctx.emit(MessagePosted(content="so far"), to="nobody")
+        if not self.mended:
+            raise ValueError("broken")
+        ctx.emit(EpisodeFinished(answer="mended"))
+
+    def program(self) -> Program:
+        return Program(nodes=(self,))
+
+
+async def test_a_failed_episode_goes_on_with_mended_code_from_where_it_failed(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    parent = await runtime.run(Breaking(mended=False), "Go.")
+    assert (parent.reason, parent.error) == ("failed", "breaking: ValueError: broken")
+    log = await log_of(runtime, parent.id)
+    for at in range(1, len(log)):
+        fork = await runtime.fork(parent.id, at=at, program=Breaking(mended=True))
+        assert (await runtime.result(fork)).answer == "mended"
+        whole = await log_of(runtime, fork)
+        assert len(of_kind(whole, MessagePosted)) == 1
+        assert (await replay(whole, Breaking(mended=True).program())).identical
 
 
 class Asker:
