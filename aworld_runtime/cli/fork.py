@@ -97,10 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{fork.id}, forked from {parent.id} after event {arguments.at}")
         rows = [_row("before", before), _row("after", after)]
         print(table(("", "REASON", "REWARD", "ANSWER"), rows))
-        print(
-            f"differing: {', '.join(differing) or 'nothing'}; see it with: aworld log {fork.id}, or: aworld diff"
-            f" {parent.id} {fork.id}"
-        )
+        print(f"differing: {', '.join(differing) or 'nothing'}")
+        print(f"what happened:  aworld log {fork.id}")
+        print(f"what differs:   aworld diff {parent.id} {fork.id}")
     return 0 if fork.reason == "answered" else 1
 
 

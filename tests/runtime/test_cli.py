@@ -488,7 +488,8 @@ def test_fork_goes_on_with_an_edited_answer_and_compares(aworld: Aworld) -> None
     assert re.search(
         r"^before +answered +- +13\nafter +answered +- +110$", done.stdout, re.MULTILINE
     )
-    (fork, diff) = re.findall(r"aworld (log \S+), or: aworld (diff .*)", done.stdout)[0]
+    assert "\ndiffering: answer\n" in done.stdout
+    fork, diff = re.findall(r"aworld (.*)", done.stdout)
     assert "110" in aworld(*fork.split()).stdout
     assert "= 3 in A, = 100 in B" in aworld(*diff.split()).stdout
     log = aworld("log", "last", "--events").stdout
