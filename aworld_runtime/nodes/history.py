@@ -42,6 +42,8 @@ class _Seen:
 class History:
     """Of one log, which may grow meanwhile."""
 
+    __slots__ = ("_log", "_seen")
+
     def __init__(self, log: Sequence[Event]) -> None:
         self._log = log
         self._seen: dict[str, _Seen] = {}

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from inspect import getfile, getsourcelines
 from itertools import zip_longest
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Literal, cast
 
 from pydantic import JsonValue
 
+from aworld_runtime.errors import UsageError
 from aworld_runtime.events import Event, ModelRequested
 from aworld_runtime.messages import Message, ToolSpec
 from aworld_runtime.nodes.journal import comparable, same
@@ -58,7 +60,8 @@ def suspects(node: Node, program: str) -> list[Finding]:
     for name in dict.fromkeys((type(node).__module__, program.partition(":")[0])):
         file = getattr(sys.modules.get(name), "__file__", None) or ""
         if file.endswith(".py") and name.partition(".")[0] != "aworld_runtime":
-            found += lint_file(Path(os.path.relpath(file)))
+            with suppress(UsageError):  # it was changed since, and can't be read now
+                found += lint_file(Path(os.path.relpath(file)))
     return sorted(found, key=lambda finding: not surely_runs(finding, node))
 
 
@@ -133,6 +136,8 @@ def differences(was: JsonValue, now: JsonValue, path: str = "") -> Iterator[str]
 
 
 def _changed(name: str, was: object, now: object) -> str:
+    if isinstance(was, str) and isinstance(now, str) and min(len(was), len(now)) > SHOWN:
+        return f"{name}, {_of_words(was, now)}"
     return f"{name}: {_shown(was)} is now {_shown(now)}"
 
 
