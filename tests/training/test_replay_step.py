@@ -241,6 +241,14 @@ def test_json_says_the_same(whole: Run, capsys: pytest.CaptureFixture[str]) -> N
     assert {quantity["verdict"] for quantity in step["quantities"]} == {"equal"}
 
 
+def test_a_run_that_was_exported_and_imported_elsewhere_is_rebuilt_there(run: Run) -> None:
+    file = str(run.place / "r.zip")
+    assert main(["export", "r", "--store", run.store, "-o", file]) == 0
+    (run.place / "store.db").unlink()
+    assert main(["import", file, "--store", run.store]) == 0
+    assert run.command("--all") == 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_step_of_two_ranks_is_rebuilt_by_two_bit_for_bit_and_by_one_nearly(
