@@ -18,6 +18,7 @@ from aworld_runtime.events import (
     EpisodeRequested,
     EpisodeTakenOver,
     Event,
+    RecordDropped,
     SubscriptionChanged,
     ToolCalled,
     ToolFailed,
@@ -37,6 +38,7 @@ OWNERS_ALONE = (
     ToolCalled,
     DeliveryHandled,
     DeliveryDeadLettered,
+    RecordDropped,
 )
 """What only an owner says: its log's bookkeeping."""
 

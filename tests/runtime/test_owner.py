@@ -31,6 +31,7 @@ from aworld_runtime.events import (
     ModelCompleted,
     ModelFailed,
     ModelRequested,
+    RecordDropped,
     RewardGiven,
     ToolCalled,
     ToolFailed,
@@ -484,6 +485,9 @@ FORGED: dict[str, Callable[[Event], Event]] = {
     "it is of episode another": lambda called: answer(called, "add/x", episode_id="another"),
     "only an episode's owner says episode.finished": lambda called: called.caused(
         EpisodeFinished(answer="forged"), source="add/x"
+    ),
+    "only an episode's owner says record.dropped": lambda called: called.caused(
+        RecordDropped(seqs=(called.seq,)), source="add/x"
     ),
     "only an episode's owner says delivery.handled": lambda called: called.caused(
         DeliveryHandled(seq=1), source="cli/x"
