@@ -38,8 +38,8 @@ from aworld_runtime.tools.call import is_cancelled, told
 from aworld_runtime.trajectory import Episode, episode_of
 from aworld_runtime.version import code_version
 
-RERUNS = 8
-"""Of a handler that diverged, to see whether it always does that; what tosses a coin is caught in 255 of 256 cases."""
+RERUNS = 20
+"""Of a handler that diverged, to see whether it always does that; what tosses a coin escapes once in a million times."""
 RERUNS_S = 2.0
 """After which no other begins."""
 SUSPECTS = 3

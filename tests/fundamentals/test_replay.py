@@ -45,7 +45,7 @@ async def test_the_same_code_does_the_same_again(log: list[Event]) -> None:
 async def test_other_code_is_caught_at_the_first_difference(log: list[Event]) -> None:
     report = await replay(log, agent("Be verbose.").program())
     assert report.divergence is not None
-    assert "data.preamble" in report.divergence.message
+    assert report.divergence.cause == "changed prompt"
 
 
 async def test_a_run_goes_into_a_file_and_replays_elsewhere(log: list[Event]) -> None:

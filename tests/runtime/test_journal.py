@@ -162,7 +162,7 @@ class Thinking(ScriptedModel):
 
 
 CONCURRENT = {
-    "all_of_them": "fast middle slow",
+    "all_of_them": None,
     "at_the_same_time": None,
     "the_first_that_comes": "fast",
     "with_a_time_limit": "gave up: True again",
