@@ -19,6 +19,7 @@ from aworld_runtime.errors import ConfigError, NotFoundError, ReplayError, Usage
 from aworld_runtime.events import (
     DeliveryDeadLettered,
     DeliveryHandled,
+    EpisodeAnswered,
     EpisodeClaimed,
     EpisodeFinished,
     EpisodeForked,
@@ -141,7 +142,26 @@ async def _following(logs: Logs, log: str, at: int) -> Event | None:
         raise UsageError(
             f"event {at} is the end of {log}, which nothing follows: fork at {at - 1} or before"
         )
-    return there.get(at + 1)
+    following = there.get(at + 1)
+    if following and await _are_one(logs, log, there[at], following):
+        raise UsageError(
+            f"event {at} of {log} and its end, which follows, are one: fork at {at - 1} or before"
+        )
+    return following
+
+
+async def _are_one(logs: Logs, log: str, event: Event, following: Event) -> bool:
+    """Whether a handler that ended the episode said with these that it was done: a fork between them would have no end. Who
+    handles an answer is asked again, as `recovery.handled` says.
+    """
+    if not isinstance(event.data, DeliveryHandled) or not isinstance(
+        following.data, EpisodeFinished
+    ):
+        return False
+    seq = event.data.seq
+    (delivered,) = await read_all(logs, log, seq, last=seq)
+    same = (event.role, event.causation_id) == (following.role, following.causation_id)
+    return same and not isinstance(delivered.data, EpisodeAnswered)
 
 
 async def _request_at(logs: Logs, log: str, at: int) -> Event:

@@ -525,6 +525,16 @@ async def test_what_cannot_be_forked_so_says_why(
     assert await runtime.bus.backlog(EPISODES_QUEUE) == 0
 
 
+async def test_the_two_halves_of_an_end_are_not_parted(runtime: Runtime) -> None:
+    """A handler of an agent's own that ends the episode: it is handled in the append that holds the end."""
+    parent = await runtime.run(Sayer("one", "end"), "Say.")
+    last = len(await log_of(runtime, parent.id))
+    with pytest.raises(UsageError, match=f"event {last - 1} .* are one: fork at {last - 2} or"):
+        await runtime.fork(parent.id, at=last - 1, program=Sayer())
+    fork = await runtime.fork(parent.id, at=last - 2, program=Sayer())
+    assert (await runtime.result(fork)).answer == "one end"
+
+
 async def test_an_unknown_episode_and_an_object_that_is_gone_are_named(runtime: Runtime) -> None:
     with pytest.raises(NotFoundError, match="no log episode:nowhere"):
         await runtime.fork("nowhere", at=1)
