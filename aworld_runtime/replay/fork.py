@@ -31,6 +31,7 @@ from aworld_runtime.events import (
     RecordDropped,
     SubscriptionChanged,
     new_id,
+    written,
 )
 from aworld_runtime.forks import Origin
 from aworld_runtime.messages import ModelSpec
@@ -82,6 +83,7 @@ async def begin_fork(
     Raises:
         NotFoundError: no such episode, or it has no such event.
         UsageError: it ended there; or these changes can't be made.
+        EventError: no log can hold the edited event.
         ConfigError: a program that was an object of another process, or a model that nobody could ask.
     """
     log = episode_log(parent)
@@ -223,8 +225,12 @@ def _edited(event: Event, edit: Mapping[str, JsonValue]) -> Event:
             f"data.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
         )
         raise UsageError(f"{event.type} can't be so: {wrong}") from error
+    except TypeError as error:  # what is packed, such as token ids, is unpacked first
+        raise UsageError(f"{event.type} can't be so: {error}") from error
     fresh = {"id": new_id(), "data": data, "policy": None, "policy_version": None}
-    return event.model_copy(update=fresh)
+    edited = event.model_copy(update=fresh)
+    written(edited)
+    return edited
 
 
 def _set(fields: dict[str, JsonValue], path: str, value: JsonValue, event: Event) -> None:

@@ -18,7 +18,7 @@ from aworld_runtime.archive.verify import compare
 from aworld_runtime.bus import open_bus
 from aworld_runtime.bus.base import read_all, read_own
 from aworld_runtime.bus.server import PrivateServer
-from aworld_runtime.errors import AWorldError, ConfigError, NotFoundError, UsageError
+from aworld_runtime.errors import AWorldError, ConfigError, EventError, NotFoundError, UsageError
 from aworld_runtime.events import (
     AnswerProposed,
     DeliveryHandled,
@@ -513,6 +513,13 @@ async def test_a_pause_or_an_end_by_hand_is_not_the_forks(
             ConfigError,
             "no role 'slover' in tests",
         ),
+        (
+            {"at": 6, "edit": {"data.behavior_logprobs": 3}},
+            UsageError,
+            "model.completed can't be so: 'int' object is not iterable",
+        ),
+        ({"at": 6, "edit": {"data.token_ids": [1 << 40]}}, EventError, "can't be written"),
+        ({"at": 11, "edit": {"data.content": "\ud800"}}, EventError, "can't be written"),
         ({"at": 11, "program": 5}, UsageError, "expected an agent, a swarm or module:attribute"),
     ],
 )
