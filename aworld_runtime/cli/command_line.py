@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import gc
 import importlib
 import os
@@ -26,6 +27,7 @@ from types import FrameType
 from typing import NoReturn
 
 from aworld_runtime.cli.log_lines import add_logging, set_up_logging
+from aworld_runtime.cli.streams import open_streams, printable
 from aworld_runtime.errors import (
     AWorldError,
     ExportError,
@@ -137,10 +139,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _end_as_ctrl_c_does()
+    open_streams()
     try:
         code = _run(arguments)
         sys.stdout.flush()
-    except (AWorldError, BrokenPipeError, KeyboardInterrupt, BaseExceptionGroup) as error:
+    except (AWorldError, OSError, KeyboardInterrupt, BaseExceptionGroup) as error:
         return explain(error)
     return code
 
@@ -237,11 +240,20 @@ def explain(error: BaseException) -> int:
     if any(
         isinstance(leaf, BrokenPipeError) for leaf in found
     ):  # the reader left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_output()
         return 141
+    if any(isinstance(leaf, OSError) and leaf.errno == errno.ENOSPC for leaf in found):
+        _leave_output()
+        print("aworld: error: no space left on the disk that is written to", file=sys.stderr)
+        return 1
     for kind, code in ((MENDABLE, 2), (AWorldError, 1)):
         for leaf in found:
             if isinstance(leaf, kind):
-                print(f"aworld: error: {leaf}", file=sys.stderr)
+                print("aworld: error:", printable(str(leaf), keep="\n"), file=sys.stderr)
                 return code
     raise error
+
+
+def _leave_output() -> None:
+    """What is still to be written to it would fail again as Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -21,6 +21,7 @@ from aworld_runtime.cli.shared import (
     table,
     tell_outcomes,
 )
+from aworld_runtime.cli.streams import printable
 from aworld_runtime.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ async def _list(arguments: argparse.Namespace) -> int:
             ago(letter.time),
             letter.event.type if letter.event else f"? ({len(letter.raw)} bytes)",
             letter.deliveries,
-            printable(one_line(letter.reason, REASON)),
+            one_line(letter.reason, REASON),
         )
         for letter in letters
     ]
@@ -201,10 +202,3 @@ def _fields(letter: DeadLetter) -> dict[str, object]:
         else None,
         "raw_base64": base64.b64encode(letter.raw).decode() if letter.event is None else None,
     }
-
-
-def printable(text: str, *, keep: str = "") -> str:
-    """`text` without what a terminal might obey."""
-    return "".join(
-        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
-    )

@@ -8,6 +8,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
+from aworld_runtime.cli.streams import printable
 from aworld_runtime.telemetry import log_fields
 from aworld_runtime.urls import shown
 
@@ -24,7 +25,7 @@ class TextLines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        return shown(super().format(record))
+        return printable(shown(super().format(record)), keep="\n\t")
 
 
 class JsonLines(logging.Formatter):

@@ -24,6 +24,7 @@ from aworld_runtime.cli.shared import (
     stored,
 )
 from aworld_runtime.cli.side_by_side import explained
+from aworld_runtime.cli.streams import printable
 from aworld_runtime.errors import AWorldError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ async def _chosen(store: Store, arguments: argparse.Namespace) -> list[EpisodeRe
 
 def _show(episode: str, outcome: ReplayReport | str) -> None:
     if isinstance(outcome, str):
-        print(f"{episode}  {outcome}")
+        print(f"{episode}  {printable(outcome)}")
         return
     size = f"{counted(outcome.handlers, 'handler')}, {counted(outcome.events, 'event')}"
     if not outcome.finished:
@@ -144,7 +145,7 @@ def _show(episode: str, outcome: ReplayReport | str) -> None:
         print(f"{episode}  identical, {size}")
         return
     divergence = outcome.divergence
-    print(f"{episode}  DIFFERENT after {size}: {divergence.message}")
+    print(f"{episode}  DIFFERENT after {size}: {printable(divergence.message)}")
     print(explained(divergence, shutil.get_terminal_size((120, 24)).columns))
 
 

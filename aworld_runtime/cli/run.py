@@ -18,6 +18,7 @@ from aworld_runtime.cli.shared import (
     import_from_here,
     run_async,
 )
+from aworld_runtime.cli.streams import printable
 from aworld_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,12 +85,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_summary(episode), ensure_ascii=False))
     elif episode.answer:
-        print(episode.answer)
+        print(printable(episode.answer, keep="\n\t") if sys.stdout.isatty() else episode.answer)
     if episode.reason == "answered":
         return 0
     why = f": {episode.error}" if episode.error else ""
     print(
-        f"aworld: episode ended as {episode.reason}{why}; see it with: aworld log {episode.id}",
+        f"aworld: episode ended as {episode.reason}{printable(why)}; see it with: aworld log {episode.id}",
         file=sys.stderr,
     )
     return 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 from urllib.parse import urlsplit
 
+from aworld_runtime.cli.streams import printable
 from aworld_runtime.errors import ConfigError, NotFoundError, UsageError
 from aworld_runtime.urls import shown
 
@@ -244,6 +245,6 @@ def counted(count: int, of: str) -> str:
 
 
 def one_line(text: str, width: int) -> str:
-    """`text` on one line of at most `width` characters."""
-    text = " ".join(text.split())
+    """`text` on one line of at most `width` characters, none of which a terminal obeys."""
+    text = printable(" ".join(text.split()))
     return text if len(text) <= width else text[: width - 1] + "…"

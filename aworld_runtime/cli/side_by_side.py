@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aworld_runtime.cli.streams import printable
+
 if TYPE_CHECKING:
     from aworld_runtime.replay.replay import Divergence
 
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 def explained(divergence: Divergence, width: int) -> str:
     """The likely cause of a difference, and its two sides."""
     sides = side_by_side(divergence.recorded, divergence.replayed, width)
-    advice = [f"  {line}" for line in divergence.advice]
+    advice = [f"  {printable(line)}" for line in divergence.advice]
     return "\n".join([f"likely cause: {divergence.cause}", *advice, sides])
 
 
@@ -23,7 +25,10 @@ def side_by_side(
     from itertools import zip_longest
 
     column = max((width - 3) // 2, 20)
-    left, right = recorded.splitlines(), replayed.splitlines()
+    left, right = (
+        printable(recorded, keep="\n").split("\n"),
+        printable(replayed, keep="\n").split("\n"),
+    )
     rows = [heads]
     for tag, a, b, c, d in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
         if tag != "equal":

@@ -22,7 +22,7 @@ import pytest
 from anyio import create_task_group, to_thread
 from redis.asyncio import Redis
 
-from aworld_runtime import cli
+from aworld_runtime import Agent, cli
 from aworld_runtime.bus.base import NodeInfo
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.bus.redis.entries import BODY
@@ -54,6 +54,7 @@ from aworld_runtime.events import (
     utc_now,
 )
 from aworld_runtime.messages import Task, ToolCall
+from aworld_runtime.models.scripted import ScriptedModel
 from aworld_runtime.names import episode_log, run_log, tool_queue
 from aworld_runtime.runtime import Runtime, run_sync
 from aworld_runtime.store.base import EpisodeRecord, RunRecord
@@ -589,6 +590,58 @@ def test_side_by_side_cuts_to_where_lines_differ() -> None:
     assert "old" in line
     assert "new" in line
     assert max(len(head), len(line)) <= 83
+
+
+EVIL = "red \x1b[31m, title \x1b]0;x\x07, \x9b31m, \u202e, \x00, 你好"
+
+
+def test_what_a_model_wrote_is_shown_and_never_obeyed(aworld: Aworld, project: Path) -> None:
+    """In a table, in the columns of a difference, and in an error."""
+    evil = ["from tests.runtime.test_cli import Evil"]
+    evil += [f"{name} = Evil({prompt!r})" for name, prompt in (("one", EVIL), ("two", f"x {EVIL}"))]
+    (project / "evil.py").write_text(PROJECT + "\n".join(evil))
+    aworld("run", "evil:one", "q")
+    shown = [
+        aworld("runs", "--run", "last").stdout,
+        aworld("replay", "--program", "evil:two").stdout,
+        aworld("fork", "--at", "6").stdout,
+        aworld("log", EVIL).stderr,
+    ]
+    for text in shown:
+        assert {c for c in text if not c.isprintable()} == {"\n"}
+        assert "[31m, title" in text
+    assert "red \\x1b[31m, title \\x1b]0;x" in shown[0]
+    assert "你好" in shown[0]
+
+
+class Evil(Agent):
+    def __init__(self, prompt: str) -> None:
+        super().__init__("evil", llm=ScriptedModel(EVIL, repeat_last=True), system_prompt=prompt)
+
+
+@pytest.mark.parametrize(
+    "how, code, says",
+    [
+        ("replay --help", 0, r"sqlite:///\u2026 or"),
+        ("replay --help >&-", 0, ""),
+        ("--help >/dev/full", 1, "aworld: error: no space left on the disk that is"),
+    ],
+)
+def test_an_output_that_is_closed_or_full_or_has_few_letters(
+    how: str, code: int, says: str, tmp_path: Path
+) -> None:
+    environment = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m aworld_runtime.cli {how}"],
+        cwd=tmp_path,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert says in done.stdout + done.stderr
 
 
 def run_of(*log: EventData) -> tuple[RunRecord, list[Event]]:
