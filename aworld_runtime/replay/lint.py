@@ -102,11 +102,10 @@ def lint(paths: Iterable[Path]) -> tuple[list[Finding], int]:
     return [finding for file in files for finding in lint_file(file)], len(files)
 
 
-def lint_file(path: Path, tree: ast.Module | None = None) -> list[Finding]:
+def lint_file(path: Path) -> list[Finding]:
     """As `lint`, of one file."""
-    text = _text(path)
-    visitor = _Visitor(path, tree or _parsed(path))
-    allowed = dict(_allowed(text))
+    visitor = _Visitor(path, _parsed(path))
+    allowed = dict(_allowed(_text(path)))
     found = [finding for finding in visitor.findings if finding.line not in allowed]
     bare = [
         Finding(file=str(path), line=line, column=1, rule="allow", name="aworld: allow", within="")

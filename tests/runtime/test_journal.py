@@ -2,6 +2,7 @@
 # ruff: noqa: ARG002 - nodes have a given signature
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -85,6 +86,17 @@ class Concurrent:
         self.got.append(f"gave up: {scope.cancelled_caught}")
         await self.ask(ctx, "again", 0)
 
+    async def with_asyncios_own_means(self, ctx: Context) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await self.ask(ctx, "late", 20)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.ask(ctx, "later", 20), 0.02)  # noqa: TID251 - users do
+        async with asyncio.TaskGroup() as tasks:
+            slow = tasks.create_task(self.ask(ctx, "slow", 0.03))
+            fast = tasks.create_task(self.ask(ctx, "fast", 0.01))
+        self.got.append(f"{slow.done()} {fast.done()}")
+
     async def values(self, ctx: Context) -> None:
         async def look(page: str, after: float) -> None:
             async def fetch() -> JsonValue:
@@ -166,6 +178,7 @@ CONCURRENT = {
     "at_the_same_time": None,
     "the_first_that_comes": "fast",
     "with_a_time_limit": "gave up: True again",
+    "with_asyncios_own_means": None,
     "values": None,
     "one_asks_and_one_does_not": None,
     "retries": "attempt 0 is down attempt 1 is down attempt 2",
