@@ -319,16 +319,21 @@ class _Visitor(ast.NodeVisitor):
 
 
 def _given_as_tools(tree: ast.Module) -> set[str]:
-    """Names of functions that answer from outside: given as `tools=[…]` or to `ctx.record`, or called by a script's own part."""
+    """Names of functions that answer from outside: given as `tools=[…]`, or as a list of another name, or to `ctx.record`, or
+    called by a script's own part.
+    """
     names: set[str] = set()
+    assigned: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "tools":
             names |= _names(node.value)
+        elif isinstance(node, ast.Assign):
+            assigned |= {name: _names(node.value) for to in node.targets for name in _names(to)}
         elif isinstance(node, ast.Call) and _last(node.func) == "record":
             names |= {name for argument in node.args for name in _names(argument)}
         elif isinstance(node, ast.If) and _is_main_guard(node):
             names |= {name for statement in node.body for name in _names(statement)}
-    return names
+    return names.union(*(assigned[name] for name in names & assigned.keys()))
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -116,10 +116,15 @@ def test_what_answers_from_outside_may_use_it_all(tmp_path: Path) -> None:
                     return requests.get("x").text
                 await ctx.record("page", fetch)
 
+        def ask(page: str) -> str:
+            return requests.get(page).text
+
         def main():
             print(time.time())
 
         agent = Agent(tools=[look, draw])
+        more = ["calculator", ask]
+        other = Agent(tools=more)
         if __name__ == "__main__":
             main()
     """
