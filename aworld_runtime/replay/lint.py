@@ -204,7 +204,20 @@ class _Visitor(ast.NodeVisitor):
         if isinstance(node, ast.Attribute):
             base = self._resolved(node.value)
             return None if base is None else f"{base}.{node.attr}"
+        if isinstance(node, ast.Call):
+            return self._looked_up(node)
         return None
+
+    def _looked_up(self, call: ast.Call) -> str | None:
+        """What is imported, or got from a module, by a name in quotes."""
+        match _last(call.func), call.args:
+            case (("__import__" | "import_module"), [ast.Constant(value=str(module)), *_]):
+                return module
+            case "getattr", [module, ast.Constant(value=str(name)), *_]:
+                base = self._resolved(module)
+                return None if base is None else f"{base}.{name}"
+            case _:
+                return None
 
     # --- what is left out ----------------------------------------------------------------------------------------------
 
@@ -289,8 +302,12 @@ class _Visitor(ast.NodeVisitor):
     def _refer(self, node: ast.Attribute | ast.Name) -> None:
         """A function that is handed on will be called."""
         name = self._resolved(node)
-        if name is not None and name in NAMES and isinstance(node.ctx, ast.Load):
+        if name is None or not isinstance(node.ctx, ast.Load):
+            return
+        if name in NAMES:
             self._find(node, NAMES[name], name)
+        elif name.rpartition(".")[0] in RANDOM_MODULES.split() and _last(node).islower():
+            self._find(node, "random", name)
 
     def visit_For(self, node: ast.For) -> None:
         self._iterate(node.iter)

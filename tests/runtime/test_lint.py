@@ -35,6 +35,10 @@ def in_handler(imports: str, line: str) -> str:
         ("import random", "x = random.choice([1, 2])", "random", "random.choice()"),
         ("from random import shuffle", "shuffle([])", "random", "random.shuffle()"),
         ("import random", "x = random.Random()", "random", "random.Random()"),
+        ("import random", "x = sorted([1], key=random.random)", "random", "random.random"),
+        ("import time", "x = getattr(time, 'time')()", "clock", "time.time()"),
+        ("", "x = __import__('random').choice([1])", "random", "random.choice()"),
+        ("import importlib", "x = importlib.import_module('uuid').uuid4()", "random", "uuid.uuid4()"),
         ("import numpy as np", "x = np.random.rand(3)", "random", "numpy.random.rand()"),
         ("import secrets", "x = secrets.token_hex(8)", "random", "secrets.token_hex()"),
         ("import os", "x = os.urandom(8)", "random", "os.urandom()"),
@@ -62,6 +66,7 @@ def test_what_a_replay_cannot_repeat_is_found(
     [
         ("import random", "x = random.Random(7).random()"),
         ("import random", "x = ctx.random.random()"),
+        ("import random", "x = isinstance(ctx.random, random.Random)"),
         ("import datetime", "x = datetime.datetime(2026, 1, 1)"),
         ("import anyio", "await anyio.sleep(0)"),
         ("import time", "time = ctx.clock; x = time.time()"),
