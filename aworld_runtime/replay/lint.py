@@ -18,6 +18,14 @@ from typing import Literal
 
 from aworld_runtime.errors import NotFoundError, UsageError
 from aworld_runtime.messages import Data
+from aworld_runtime.replay.outside import (
+    Function,
+    is_main_guard,
+    is_tool,
+    last_name,
+    outside_classes,
+    outside_functions,
+)
 
 Rule = Literal["clock", "random", "sleep", "network", "order", "allow"]
 ADVICE: Mapping[Rule, str] = {
@@ -58,17 +66,12 @@ MODULES: Mapping[str, Rule] = {
 }
 """All that is called in them. Of randomness, what is given a seed may be."""
 SEEDED = frozenset({"random.Random", "numpy.random.default_rng", "numpy.random.RandomState"})
-OUTSIDE = ("BaseTool", "RemoteTool", "ChatModel", "LLMClient", "ScriptedModel", "Environment")
-"""Base classes of what answers from outside."""
-OUTSIDES_METHODS = (frozenset({"complete"}), frozenset({"score", "tasks"}))
-"""Whose class is a model, or an environment, whatever it is derived from."""
 ALLOW = re.compile(r"#\s*aworld:\s*allow\b[\s:,-]*(.*)")
 SKIPPED = frozenset(
     {"__pycache__", "node_modules", "site-packages", "venv", "build", "dist", "tests"}
 )
 """Folders in which no agents are, with those whose names begin with a dot."""
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scope = dict[str, str | None]
 """Name → what it was imported as; None where it is something else here."""
 
@@ -98,7 +101,7 @@ def lint(paths: Iterable[Path]) -> tuple[list[Finding], int]:
         NotFoundError: no such path.
         UsageError: a file is no Python that can be read.
     """
-    files = [file for path in paths for file in _files(path)]
+    files = list(dict.fromkeys(file for path in paths for file in _files(path)))
     return [finding for file in files for finding in lint_file(file)], len(files)
 
 
@@ -178,8 +181,10 @@ class _Visitor(ast.NodeVisitor):
         self._path = str(path)
         self._scopes: list[Scope] = [{}]
         self._within: list[str] = []
-        self._outside = _given_as_tools(tree)
-        """Names of functions and classes in this file that answer from outside."""
+        self._outside_classes = outside_classes(tree)
+        self._outside_functions = outside_functions(tree, self._outside_classes)
+        self._in_class = False
+        """Directly: what is defined there is a method."""
         self.visit(tree)
 
     # --- what names stand for ------------------------------------------------------------------------------------------
@@ -222,19 +227,15 @@ class _Visitor(ast.NodeVisitor):
     # --- what is left out ----------------------------------------------------------------------------------------------
 
     def visit_If(self, node: ast.If) -> None:
-        if not _is_main_guard(node):
+        if not is_main_guard(node):
             self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        bases = {_last(base) for base in node.bases}
-        methods = {part.name for part in node.body if isinstance(part, Function)}
-        is_outside = any(theirs <= methods for theirs in OUTSIDES_METHODS)
-        if bases & {*OUTSIDE, *self._outside} or (is_outside and "handle" not in methods):
-            self._outside.add(node.name)
+        if node.name in self._outside_classes:
             return
-        self._within.append(node.name)
-        self.generic_visit(node)
-        self._within.pop()
+        for base in (*node.bases, *(keyword.value for keyword in node.keywords)):
+            self.visit(base)
+        self._visit_body(node, in_class=True)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._visit_function(node)
@@ -243,17 +244,21 @@ class _Visitor(ast.NodeVisitor):
         self._visit_function(node)
 
     def _visit_function(self, node: Function) -> None:
-        decorators = {_last(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list}
-        if "tool" in decorators or node.name in self._outside:
+        if is_tool(node) or (node.name in self._outside_functions and not self._in_class):
             return
         for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d)):
             self.visit(default)
         self._scopes.append(dict.fromkeys(_bound(node)))
+        self._visit_body(node, in_class=False)
+        self._scopes.pop()
+
+    def _visit_body(self, node: Function | ast.ClassDef, *, in_class: bool) -> None:
+        outer, self._in_class = self._in_class, in_class
         self._within.append(node.name)
         for statement in node.body:
             self.visit(statement)
         self._within.pop()
-        self._scopes.pop()
+        self._in_class = outer
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self._scopes.append(dict.fromkeys(_arguments(node.args)))
@@ -276,7 +281,7 @@ class _Visitor(ast.NodeVisitor):
             self.visit(node.func)  # what it is given answers from outside
             return
         if _puts_in_order(node.func) and node.args and _is_set(node.args[0]):
-            self._find(node, "order", f"{_last(node.func)}(set)")
+            self._find(node, "order", f"{last_name(node.func)}(set)")
         self.generic_visit(node)
 
     def _rule_of_call(self, name: str, node: ast.Call) -> Rule | None:
@@ -335,39 +340,6 @@ class _Visitor(ast.NodeVisitor):
         )
 
 
-def _given_as_tools(tree: ast.Module) -> set[str]:
-    """Names of functions that answer from outside: given as `tools=[…]`, or as a list of another name, or to `ctx.record`, or
-    called by a script's own part.
-    """
-    names: set[str] = set()
-    assigned: dict[str, set[str]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg == "tools":
-            names |= _names(node.value)
-        elif isinstance(node, ast.Assign):
-            assigned |= {name: _names(node.value) for to in node.targets for name in _names(to)}
-        elif isinstance(node, ast.Call) and _last(node.func) == "record":
-            names |= {name for argument in node.args for name in _names(argument)}
-        elif isinstance(node, ast.If) and _is_main_guard(node):
-            names |= {name for statement in node.body for name in _names(statement)}
-    return names.union(*(assigned[name] for name in names & assigned.keys()))
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-
-
-def _is_main_guard(node: ast.If) -> bool:
-    return isinstance(node.test, ast.Compare) and "__name__" in _names(node.test)
-
-
-def _last(node: ast.expr) -> str:
-    """The last part of a dotted name."""
-    if isinstance(node, ast.Subscript):
-        return _last(node.value)
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
 def _arguments(arguments: ast.arguments) -> list[str]:
     given = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
     rest = (arguments.vararg, arguments.kwarg)
@@ -385,7 +357,7 @@ def _bound(function: Function) -> set[str]:
 
 
 def _puts_in_order(function: ast.expr) -> bool:
-    return _last(function) in {"list", "tuple", "enumerate", "join"}
+    return last_name(function) in {"list", "tuple", "enumerate", "join"}
 
 
 def _is_set(node: ast.expr) -> bool:

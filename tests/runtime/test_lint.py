@@ -136,6 +136,70 @@ def test_what_answers_from_outside_may_use_it_all(tmp_path: Path) -> None:
     assert found(tmp_path, source) == []
 
 
+def test_what_tools_alone_call_is_theirs(tmp_path: Path) -> None:
+    source = """
+        import requests, time
+        from aworld_runtime import Agent, BaseTool, tool
+
+        def fetch(page):
+            return get(page).text
+
+        def get(page):
+            return requests.get(page)
+
+        def shared():
+            return time.time()
+
+        def search(page):
+            return requests.get(page)
+
+        class Search(BaseTool):
+            async def run(self, **arguments):
+                return search("x")
+
+        @tool
+        def look(page: str) -> str:
+            return fetch(page) + shared()
+
+        class Node:
+            async def handle(self, ctx, event):
+                shared()
+
+            def look(self):
+                return time.time_ns()
+
+        TOOLS = [look, shared]
+        agent = Agent(tools=[look])
+    """
+    assert [finding.name for finding in found(tmp_path, source)] == [
+        "time.time()",
+        "time.time_ns()",
+    ]
+
+
+def test_an_agent_that_only_a_scripts_own_part_makes_is_looked_at(tmp_path: Path) -> None:
+    source = """
+        import random
+        from aworld_runtime import Agent
+
+        class Solver(Agent):
+            async def handle(self, ctx, event):
+                random.random()
+
+        class Better(Solver):
+            async def handle(self, ctx, event):
+                random.choice([1])
+
+        def main():
+            Better(name=str(random.random())).run("x")
+
+        if __name__ == "__main__":
+            Solver().run("x")
+            main()
+    """
+    assert [f.within for f in found(tmp_path, source)] == ["Solver.handle", "Better.handle"]
+
+
 def test_a_prompt_that_is_made_at_import_is_looked_at(tmp_path: Path) -> None:
     source = """
         from datetime import date
