@@ -6,6 +6,7 @@ ended.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
@@ -125,7 +126,7 @@ class Tree:
         if requested.attempt > 1:
             facts.append(f"attempt {requested.attempt}")
         if isinstance(requested.data, EpisodeRequested):
-            facts.append(requested.data.program)
+            facts.append(re.sub(r"^(local:\w+)/.*", r"\1", requested.data.program))
         name = f"episode {requested.episode_id}"
         line = self._row(requested, [(name, BOLD), (f" · {' · '.join(facts)}", DIM)])
         if entry.forked is None:
