@@ -215,7 +215,7 @@ class _Visitor(ast.NodeVisitor):
 
     def _looked_up(self, call: ast.Call) -> str | None:
         """What is imported, or got from a module, by a name in quotes."""
-        match _last(call.func), call.args:
+        match last_name(call.func), call.args:
             case (("__import__" | "import_module"), [ast.Constant(value=str(module)), *_]):
                 return module
             case "getattr", [module, ast.Constant(value=str(name)), *_]:
@@ -311,7 +311,7 @@ class _Visitor(ast.NodeVisitor):
             return
         if name in NAMES:
             self._find(node, NAMES[name], name)
-        elif name.rpartition(".")[0] in RANDOM_MODULES.split() and _last(node).islower():
+        elif name.rpartition(".")[0] in RANDOM_MODULES.split() and last_name(node).islower():
             self._find(node, "random", name)
 
     def visit_For(self, node: ast.For) -> None:
