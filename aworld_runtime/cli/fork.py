@@ -20,6 +20,7 @@ from aworld_runtime.cli.shared import (
     stored,
     table,
 )
+from aworld_runtime.cli.streams import own_prints
 from aworld_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
     edit = dict(_pair(text, "--set", "data.content=42") for text in arguments.set)
     models = dict(_pair(text, "--model", "solver=openai/gpt-5") for text in arguments.model)
     import_from_here()
-    parent, fork = run_async(_fork, arguments, edit, models)
+    with own_prints(apart=arguments.json):
+        parent, fork = run_async(_fork, arguments, edit, models)
     before, after = _outcome(parent, parent.status), _outcome(fork, fork.reason)
     differing = [name for name, value in before.items() if after[name] != value]
     if arguments.json:

@@ -24,7 +24,7 @@ from aworld_runtime.cli.shared import (
     stored,
 )
 from aworld_runtime.cli.side_by_side import explained
-from aworld_runtime.cli.streams import printable
+from aworld_runtime.cli.streams import own_prints, printable
 from aworld_runtime.errors import AWorldError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -87,15 +87,17 @@ async def _replay_all(arguments: argparse.Namespace) -> int:
     unreadable: dict[str, str] = {}
     unnamed: list[str] = []
     start = time.perf_counter()
-    if arguments.program:
-        load(arguments.program)  # first: a wrong name is the caller's to mend
+    with own_prints(apart=arguments.json):
+        if arguments.program:
+            load(arguments.program)  # first: a wrong name is the caller's to mend
     async with stored(arguments.store, registry) as store:
         programs = Programs(store, registry, arguments.program)
         tell = Progress("replayed")
         for episode in await _chosen(store, arguments):
             outcome: ReplayReport | str
             try:
-                outcome = await programs.replay(episode)
+                with own_prints(apart=arguments.json):
+                    outcome = await programs.replay(episode)
                 reports.append(outcome)
             except NeedsProgramError as error:
                 unnamed.append(episode.id)

@@ -18,7 +18,7 @@ from aworld_runtime.cli.shared import (
     import_from_here,
     run_async,
 )
-from aworld_runtime.cli.streams import printable
+from aworld_runtime.cli.streams import own_prints, printable
 from aworld_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,13 +75,15 @@ def run(arguments: argparse.Namespace) -> int:
     expect_workers(arguments)
     logging.getLogger("aworld_runtime.nodes.owner").addHandler(UNSAID)
     import_from_here()
-    if arguments.slots:  # a wrong name is the caller's to mend, not an episode that failed
-        load_program(arguments.program, {}, {})
+    with own_prints(apart=arguments.json):
+        if arguments.slots:  # a wrong name is the caller's to mend, not an episode that failed
+            load_program(arguments.program, {}, {})
     if arguments.debug or arguments.breakpoints:
         from aworld_runtime.cli.debug import debug_new
 
         return debug_new(arguments)
-    episode = run_async(_episode, arguments)
+    with own_prints(apart=arguments.json):
+        episode = run_async(_episode, arguments)
     if arguments.json:
         print(json.dumps(_summary(episode), ensure_ascii=False))
     elif episode.answer:

@@ -7,6 +7,8 @@ import io
 import json
 import os
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stdout
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -16,6 +18,16 @@ def printable(text: str, *, keep: str = "") -> str:
     return "".join(
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )
+
+
+@contextmanager
+def own_prints(*, apart: bool) -> Generator[None]:
+    """What a user's code prints meanwhile goes to standard error: where it is kept apart from a command's JSON."""
+    if apart:
+        with redirect_stdout(sys.stderr):
+            yield
+    else:
+        yield
 
 
 def open_streams() -> None:

@@ -592,6 +592,39 @@ def test_side_by_side_cuts_to_where_lines_differ() -> None:
     assert max(len(head), len(line)) <= 83
 
 
+TALKS = """
+print("imported")
+class Talker:
+    role = "talker"
+    subscriptions = ("episode.requested",)
+    async def handle(self, ctx, event):
+        print("handled")
+        ctx.emit(MessagePosted(content="x"), to="nobody")
+        ctx.emit(EpisodeFinished(answer="said"))
+    def program(self):
+        return Program(nodes=(self,))
+talker = Talker()
+"""
+
+
+def test_what_a_program_prints_is_not_among_json(project: Path) -> None:
+    names = "from tests.replayed import EpisodeFinished, MessagePosted, Program"
+    (project / "talks.py").write_text(f"{PROJECT}\n{names}\n{TALKS}")
+    for command in (
+        ("run", "talks:talker", "q", "--json"),
+        ("replay", "--json"),
+        ("replay", "--program", "talks:talker", "--json"),
+        ("fork", "--at", "3", "--json"),
+    ):
+        done = aworld_process(*command, cwd=project)
+        assert done.returncode == 0, done.stderr
+        json.loads(done.stdout)
+        assert done.stderr.splitlines() == ["imported", "handled"]
+    assert aworld_process("run", "talks:talker", "q", cwd=project).stdout.endswith(
+        "handled\nsaid\n"
+    )
+
+
 EVIL = "red \x1b[31m, title \x1b]0;x\x07, \x9b31m, \u202e, \x00, 你好"
 
 
