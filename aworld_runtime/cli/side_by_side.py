@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from aworld_runtime.cli.streams import printable
@@ -11,10 +12,17 @@ if TYPE_CHECKING:
 
 
 def explained(divergence: Divergence, width: int) -> str:
-    """The likely cause of a difference, and its two sides."""
-    sides = side_by_side(divergence.recorded, divergence.replayed, width)
+    """The likely cause of a difference, and its two sides; a prompt's hash differs with what else does."""
+    recorded, replayed = divergence.recorded, divergence.replayed
+    if _without_hash(recorded) != _without_hash(replayed):
+        recorded, replayed = _without_hash(recorded), _without_hash(replayed)
+    sides = side_by_side(recorded, replayed, width)
     advice = [f"  {printable(line)}" for line in divergence.advice]
     return "\n".join([f"likely cause: {divergence.cause}", *advice, sides])
+
+
+def _without_hash(event: str) -> str:
+    return re.sub(r'^ *"prompt_sha256": .*\n', "", event, flags=re.MULTILINE)
 
 
 def side_by_side(

@@ -449,6 +449,7 @@ def test_replay_shows_the_first_difference_and_exits_with_1(aworld: Aworld) -> N
     changed = aworld("replay", "--all", "--program", "mine:changed_swarm")
     assert changed.returncode == 1
     assert 'word 1: "Check." is now "Verify."' in changed.stdout
+    assert '"prompt_sha256":' not in changed.stdout
     both = aworld("replay", "--all")
     assert both.returncode == 1
     assert "identical 1, different 1, unreadable 0, live_calls 0" in both.stdout
