@@ -18,10 +18,12 @@ from aworld_runtime.cli.shared import (
     add_store,
     ago,
     find_log,
+    find_run,
     joined_bus,
     run_async,
     stored,
 )
+from aworld_runtime.errors import NotFoundError
 from aworld_runtime.names import episode_of_log
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _log(arguments: argparse.Namespace) -> None:
     by_event = arguments.events or arguments.all or arguments.where or arguments.json
-    async with _events(arguments) as (name, events, last):
+    async with _events(arguments) as (store, name, events, last):
         growing = _until_its_end(events, last) if arguments.follow else events
         look = Look.of(sys.stdout)
         if by_event or episode_of_log(name) is None:
@@ -83,7 +85,7 @@ async def _log(arguments: argparse.Namespace) -> None:
         elif arguments.follow:
             await _follow(growing, look)
         else:
-            await _show(growing, look)
+            await _show(growing, look, store)
 
 
 async def _until_its_end(events: AsyncIterator[Event], last: int) -> AsyncGenerator[Event]:
@@ -150,7 +152,7 @@ class Layout:
 # --- as a tree -----------------------------------------------------------------------------------------------------
 
 
-async def _show(events: AsyncIterator[Event], look: Look) -> None:
+async def _show(events: AsyncIterator[Event], look: Look, store: Store) -> None:
     """A log as it is now, each agent's turns together."""
     from aworld_runtime.cli.tree import Tree
     from aworld_runtime.timeline import Timeline, by_work
@@ -161,9 +163,21 @@ async def _show(events: AsyncIterator[Event], look: Look) -> None:
     lines = [line for entry in entries for line in tree.settled(entry, timeline.totals, width)]
     if timeline.finished is None and timeline.last is not None:
         lines += tree.going_on(timeline, timeline.last, width)
-        news = f"This was {ago(timeline.last)}, and is the last that is known; --follow waits for more."
+        more = "--follow waits for more"
+        if await _is_left(store, timeline.requested):
+            more = "its run has ended, and only a worker on a bus would go on with it"
+        news = f"This was {ago(timeline.last)}, and is the last that is known; {more}."
         lines.append([(news, PLAIN)])
     screen.write(lines)
+
+
+async def _is_left(store: Store, requested: Event | None) -> bool:
+    """Whether the run of an episode that has no end has one."""
+    try:
+        run = await find_run(store, (requested and requested.run_id) or "")
+    except NotFoundError:
+        return False
+    return run.finished is not None
 
 
 async def _follow(events: AsyncIterator[Event], look: Look) -> None:
@@ -207,8 +221,8 @@ async def _follow(events: AsyncIterator[Event], look: Look) -> None:
 @asynccontextmanager
 async def _events(
     arguments: argparse.Namespace,
-) -> AsyncGenerator[tuple[str, AsyncIterator[Event], int]]:
-    """The log's name, its events, and its last seq now: from a server's bus where one is named, else from the store."""
+) -> AsyncGenerator[tuple[Store, str, AsyncIterator[Event], int]]:
+    """The store, the log's name, its events, and its last seq now: from a server's bus where one is named, else from the store."""
     from aworld_runtime.archive.logs import Logs
     from aworld_runtime.config import Settings
     from aworld_runtime.names import episode_log, run_log
@@ -218,7 +232,7 @@ async def _events(
         if urlsplit(bus_url).scheme == "memory":
             name = await find_log(store, arguments.log)
             last = await store.last_seq(name)
-            yield name, _from_store(store, name, follow=arguments.follow), last
+            yield store, name, _from_store(store, name, follow=arguments.follow), last
             return
         async with joined_bus(bus_url) as bus:
             logs = Logs(bus, store)
@@ -231,10 +245,10 @@ async def _events(
             name = there[0] if there else await find_log(store, arguments.log)
             last = await logs.last_seq(name)
             if not arguments.follow:
-                yield name, _each(await logs.read_all(name)), last
+                yield store, name, _each(await logs.read_all(name)), last
                 return
             async with logs.tail(name) as events:
-                yield name, events, last
+                yield store, name, events, last
 
 
 async def _from_store(store: Store, log: str, *, follow: bool) -> AsyncGenerator[Event]:

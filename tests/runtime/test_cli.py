@@ -441,6 +441,7 @@ def test_an_episode_that_its_run_has_left_was_interrupted(aworld: Aworld, ended:
     status = "interrupted" if ended else "running"
     assert re.search(rf"^e1 +{status} ", aworld("runs", "--run", "r").stdout, re.MULTILINE)
     assert f"{status} 1" in aworld("status", "r").stdout
+    assert ("its run has ended" in aworld("log", "e1").stdout) == ended
 
 
 def test_replay_shows_the_first_difference_and_exits_with_1(aworld: Aworld) -> None:
