@@ -583,6 +583,13 @@ class Event(BaseModel, Generic[Data_co]):
         }
         return Event.model_validate({**made, "data": data, **metadata})
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, object]]:
+        """What happened, in one line: a debugger at a Python prompt shows events. `model_dump()` has the rest."""
+        yield from (("seq", self.seq), ("type", self.type), ("role", self.role))
+        if self.to is not None:
+            yield "to", self.to
+        yield from (("data", self.data), ("id", self.id))
+
     def caused(self, data: EventData, *, source: str, **metadata: Any) -> Event:
         """An event that follows from this one: of the same run, task, group, episode and attempt, one hop further."""
         return Event.of(

@@ -256,6 +256,14 @@ def test_type_names_are_dotted_and_lower_case() -> None:
         assert re.fullmatch(r"[a-z]+\.[a-z_]+", name)
 
 
+def test_an_event_at_a_prompt_is_what_happened() -> None:
+    event = Event.of(MessagePosted(content="Add."), source="swarm/w1", to="solver").at(4)
+    assert repr(event) == (
+        "Event(seq=4, type='message.posted', role='swarm', to='solver',"
+        f" data=MessagePosted(content='Add.'), id={event.id!r})"
+    )
+
+
 def test_seq_is_not_part_of_the_stored_body(registry: Registry) -> None:
     assert registry.encode(ENVELOPE.at(12)) == registry.encode(ENVELOPE)
 
