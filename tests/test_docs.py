@@ -56,6 +56,16 @@ def commands(page: Path) -> Iterator[list[str]]:
             yield arguments
 
 
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.stem)
+def test_whatever_a_page_imports_of_ours_is_there(page: Path) -> None:
+    imports = re.findall(
+        r"^from (aworld_runtime[\w.]*) import (.*)$", page.read_text(), re.MULTILINE
+    )
+    for module, names in imports:
+        for name in names.split(", "):
+            assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
+
+
 def test_the_readme_names_every_command_in_the_order_of_the_overview() -> None:
     (listed,) = re.findall(r"`aworld ([^`]* · [^`]*)`", README.read_text())
     assert re.split(r"\s+·\s+", listed) == list(COMMANDS)
