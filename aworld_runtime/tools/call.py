@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextvars import ContextVar
+from copy import deepcopy
 
 import anyio
 import pydantic_core
@@ -45,7 +46,8 @@ async def call(tool: BaseTool, arguments: Mapping[str, JsonValue], *, key: str =
         spec = tool.get_schema()
         _check(spec, arguments)
         with anyio.move_on_after(tool.timeout_s):
-            return _capped(await tool.run(**arguments), spec.name)
+            # Its own: what it does to them must not change the event that holds them.
+            return _capped(await tool.run(**deepcopy(dict(arguments))), spec.name)
     except ToolError:
         raise
     except anyio.get_cancelled_exc_class() as error:

@@ -160,6 +160,22 @@ async def test_plain_function_runs_in_a_thread() -> None:
     assert thread_id() == threading.get_ident()
 
 
+async def test_a_tool_may_change_its_arguments_and_nobody_elses() -> None:
+    class Sorter(BaseTool):
+        def get_schema(self) -> ToolSpec:
+            return ToolSpec(name="sorter")
+
+        async def run(self, **arguments: JsonValue) -> JsonValue:
+            numbers = arguments["numbers"]
+            assert isinstance(numbers, list)
+            numbers.sort(key=str)
+            return numbers
+
+    asked: dict[str, JsonValue] = {"numbers": [3, 1, 2]}
+    assert await call(Sorter(), asked) == [1, 2, 3]
+    assert asked == {"numbers": [3, 1, 2]}
+
+
 async def test_a_tool_knows_the_id_of_its_call() -> None:
     @tool
     def plain() -> str:
