@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--program",
         metavar="MODULE:ATTRIBUTE",
-        help="the agent or swarm, where the log names an object of another process",
+        help="the agent or swarm, in place of the one that the log names; needed where that was an object in a script",
     )
     add_breakpoints(parser)
     add_store(parser)
