@@ -131,7 +131,7 @@ class Context:
         recorded = self.journal.match(event)
         if recorded is not None:
             return recorded
-        if self._world is None:
+        if self._world is None and not self.journal.has_ended:
             raise self._unrecorded(f"emitted {data.type}", event)
         self._unsaved.append(event)
         return event
@@ -314,10 +314,14 @@ class Context:
         answer = await self.journal.answer(key)
         if answer is not None:
             return answer
-        if self._world is None:
+        if self._world is not None:
+            live = partial(ask, self._world)
+        elif self.journal.cut:
+            live = _no_answer
+        else:
             raise self._unrecorded(asked, self._event(given_up, correlation_id=key))
         try:
-            answer = await self.journal.ask(partial(ask, self._world))
+            answer = await self.journal.ask(live)
         except anyio.get_cancelled_exc_class():
             self._unsaved.append(self._event(given_up, correlation_id=key))
             raise
@@ -363,7 +367,7 @@ class Context:
             )
 
     def _unrecorded(self, did: str, event: Event) -> DivergenceError:
-        return self.journal.beyond(
+        return self.journal.remember(
             DivergenceError(
                 f"on seq {self.event.seq}, {self.role} {did}, which the record doesn't hold",
                 seq=self.event.seq,
@@ -374,6 +378,12 @@ class Context:
 
     def _event(self, data: EventData, **metadata: Any) -> Event:
         return self.event.caused(data, source=self._source, **metadata)
+
+
+async def _no_answer() -> Event:
+    """None comes any more: the handler was cut off as it waited."""
+    while True:
+        await anyio.sleep_forever()
 
 
 def _count(requested: Event, answer: Event, seconds: float) -> None:

@@ -55,11 +55,17 @@ class Journal:
     """What one handler invocation recorded before: its emissions in program order, and the answers it got.
 
     An event among `edited` stands for whatever is emitted in its place. The record binds from event `free` + 1 on: where no
-    more than what is before that differs, it is taken back (`dropped`), and the handler goes on without a record.
+    more than what is before that differs, it is taken back (`dropped`), and the handler goes on without a record. One that is
+    `cut` is of a handler that had not ended: it may do more.
     """
 
     def __init__(
-        self, recorded: Sequence[Event] = (), *, edited: Container[int] = (), free: int = 0
+        self,
+        recorded: Sequence[Event] = (),
+        *,
+        edited: Container[int] = (),
+        free: int = 0,
+        cut: bool = False,
     ) -> None:
         self._rest = {event.id: event for event in recorded}
         """Not repeated yet, in logged order."""
@@ -75,13 +81,12 @@ class Journal:
         """Held by the answer that comes next, once the handler is known to have tasks besides this one."""
         self._waiting = 0
         self._edited = edited
+        self.cut = cut
         self._free = free
         self.dropped: tuple[int, ...] = ()
         """Seqs of what was taken back."""
         self.divergence: DivergenceError | None = None
         """The first; kept, because a handler may swallow the exception."""
-        self._beyond = False
-        """It is that the handler did more than is recorded."""
 
     def match(self, event: Event) -> Event | None:
         """The recorded event that `event` repeats; None where the record has ended.
@@ -113,6 +118,11 @@ class Journal:
                 return recorded
         return None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the record was cut here, and all of it has been repeated: what follows is no difference."""
+        return self.cut and not self._rest and self.divergence is None
+
     def take_back(self, *repeated: Event) -> bool:
         """Let what is left of the record, and of it what seemed `repeated`, count no more; False where it binds."""
         left = [*repeated, *self._rest.values()]
@@ -141,19 +151,19 @@ class Journal:
         self.divergence = self.divergence or error
         return error
 
-    def beyond(self, error: DivergenceError) -> DivergenceError:
-        """Remember that the handler did more than is recorded."""
-        self._beyond = self.divergence is None
-        return self.remember(error)
+    async def all_repeated(self) -> None:
+        """Wait until the handler has repeated its record, or strayed from it."""
+        while self._rest and self.divergence is None:
+            if not await self._has_moved():
+                self._stuck()
 
-    def check(self, *, ended: bool = True) -> None:
-        """To be called when the handler is done. One that had not `ended` when it ran live may do more than is recorded.
+    def check(self) -> None:
+        """To be called when the handler is done.
 
         Raises:
             DivergenceError: it strayed from its record, or did less.
         """
-        if ended or not self._beyond:
-            self.expect_none()
+        self.expect_none()
         if self._rest and not self.take_back():
             raise self.differ(next(iter(self._rest.values())), None)
 

@@ -165,9 +165,13 @@ class Rerun:
             history=self._history,
             request=self._request(outcome),
             world=None,
-            journal=Journal(tuple(recorded), edited=self._origin.edited),
+            journal=Journal(
+                tuple(recorded),
+                edited=self._origin.edited,
+                cut=not isinstance(outcome.data, OUTCOMES),
+            ),
         )
-        await _repeat(self._node(outcome), ctx, outcome)
+        await (_repeat_cut if ctx.journal.cut else _repeat)(self._node(outcome), ctx, outcome)
 
     def otherwise_delivered(self) -> Divergence | None:
         """The first event that one of the program's roles would have got, and didn't, or the other way round: its subscriptions
@@ -302,23 +306,13 @@ async def _repeat(node: Node, ctx: Context, outcome: Event) -> None:
     Raises:
         DivergenceError: it did something else, or ended in another way.
     """
-    failure: BaseException | None = None
     took_s = (outcome.time - ctx.event.time).total_seconds()
     limit_s = (
         min(max(took_s, 0), LONGEST_S) + 2 * PATIENCE_S
     )  # its journal knows better what it waits for
+    failure: BaseException | None = None
     with anyio.move_on_after(limit_s) as limit:
-        try:
-            await node.handle(ctx, ctx.event)
-        except anyio.get_cancelled_exc_class() as error:
-            if is_cancelled():
-                raise
-            failure = error
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: compared with how it ended then
-            failure = error
-    if not isinstance(outcome.data, OUTCOMES):
-        ctx.journal.check(ended=False)
-        return
+        failure = await _failure(node, ctx)
     dead = outcome.data if isinstance(outcome.data, DeliveryDeadLettered) else None
     if dead is None or dead.error != "DivergenceError":
         ctx.journal.check()
@@ -336,6 +330,37 @@ async def _repeat(node: Node, ctx: Context, outcome: Event) -> None:
             recorded=recorded,
             replayed=replayed,
         )
+
+
+async def _repeat_cut(node: Node, ctx: Context, _: Event) -> None:
+    """Run a handler that had not ended as far as its record goes.
+
+    Raises:
+        DivergenceError: it did something else.
+    """
+    async with anyio.create_task_group() as tasks:
+
+        async def watch() -> None:
+            await ctx.journal.all_repeated()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(watch)
+        await _failure(node, ctx)
+        tasks.cancel_scope.cancel()
+    ctx.journal.check()
+
+
+async def _failure(node: Node, ctx: Context) -> BaseException | None:
+    """Handle the event; what that fails with."""
+    try:
+        await node.handle(ctx, ctx.event)
+    except anyio.get_cancelled_exc_class() as error:
+        if is_cancelled():
+            raise
+        return error
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: compared with how it ended then
+        return error
+    return None
 
 
 def _same_end(dead: DeliveryDeadLettered | None, failure: BaseException | None) -> bool:

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -33,7 +34,7 @@ from aworld_runtime.nodes.node import Program
 from aworld_runtime.replay import replay as replaying
 from aworld_runtime.replay.replay import inspect, replay
 from tests.episodes import owner_of
-from tests.runtime.test_replay import diverge, record, seq_of
+from tests.runtime.test_replay import Said, calls, diverge, record, seq_of
 
 
 @pytest.fixture
@@ -450,3 +451,33 @@ async def test_whatever_a_handler_does_with_tasks_it_does_again(seed: int) -> No
     events = await taken_over(whole, len(whole) // 2, Tangled(seed))
     report = await replay(events, Tangled(seed).program())
     assert report.identical, report.divergence
+
+
+@pytest.mark.parametrize("how", ["all_of_them", "the_first_that_comes", "values"])
+async def test_handlers_that_ask_several_things_at_once_are_compared_wherever_they_are_cut_off(
+    how: str,
+) -> None:
+    events = await record(Concurrent(how))
+    for cut in range(1, len(events) - 1):
+        report = await replay(events[:cut], Concurrent(how).program())
+        assert report.identical, (cut, report.divergence)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        (partial(calls, arguments={}), "recorded message.posted; this time it emitted tool.called"),
+        (Context.now, "recorded message.posted; this time it did nothing more"),
+    ],
+)
+async def test_a_handler_that_was_cut_off_and_goes_another_way_is_a_difference(
+    changed: Callable[[Context], Awaitable[None]], said: str
+) -> None:
+    async def waits(ctx: Context) -> None:
+        ctx.emit(MessagePosted(content="x"), to="nobody")
+        await Concurrent("").ask(ctx, "late", 20)
+
+    events = await record(Said(waits), timeout_s=0.1)
+    assert (await replay(events, Said(waits).program())).identical
+    assert (await diverge(events, Said(changed).program())).message.endswith(said)

@@ -40,10 +40,14 @@ from tests.episodes import (
 from tests.replayed import changed_swarm, dice, swarm
 
 
-async def record(program: Runnable, *, environment: str | None = None) -> list[Event]:
+async def record(
+    program: Runnable, *, environment: str | None = None, timeout_s: float | None = None
+) -> list[Event]:
     """The log of a finished episode, as a store gives it back."""
     async with open_bus("memory://") as bus:
-        requested = request_episode(environment=environment, expected="checked: 100")
+        requested = request_episode(
+            environment=environment, expected="checked: 100", timeout_s=timeout_s
+        )
         events = await run_episode(bus, requested, program.program())
     registry = Registry()
     return [registry.decode(registry.encode(e), seq=e.seq) for e in events]
@@ -318,9 +322,7 @@ async def test_what_a_handler_did_before_the_episode_was_cut_off_is_compared() -
     def agent(prompt: str) -> Agent:
         return Agent("solver", llm=ScriptedModel("late", delay_s=60), system_prompt=prompt)
 
-    async with open_bus("memory://") as bus:
-        requested = request_episode(timeout_s=0.1)
-        events = await run_episode(bus, requested, agent("Add.").program())
+    events = await record(agent("Add."), timeout_s=0.1)
     assert inspect(events).reason == "time_limit"
     report = await replay(events, agent("Add.").program())
     assert (report.identical, report.handlers) == (True, 2)
