@@ -166,12 +166,16 @@ async def _leave(debugger: Debugger, bus: str | None) -> None:
     from aworld_runtime.events import EpisodeCancelled
 
     live = debugger.live
+    if live is None:
+        return
+    known = len(live.events)
     with anyio.move_on_after(LEAVE_S):
         await debugger.leave()
-        if live is not None and live.is_here and debugger.now().paused and not live.finished:
+        if live.is_here and debugger.now().paused and not live.finished:
             await live.tell(EpisodeCancelled(reason="its debugger has left it"))
-            print("it is cancelled: it was paused, and its worker ends with this command")
-    if live is not None and not live.is_here and debugger.now().paused and not live.finished:
+    if any(isinstance(event.data, EpisodeCancelled) for event in live.events[known:]):
+        print("it was left paused, and is cancelled")
+    elif debugger.now().paused and not live.finished:
         where = f" --bus {bus}" if bus else ""
         print(f"it stays paused; to let it go on: aworld resume {live.episode_id}{where}")
 

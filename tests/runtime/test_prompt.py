@@ -223,9 +223,11 @@ def test_a_new_episode_runs_in_the_debugger(debug: Debug) -> None:
 def test_a_new_episode_that_is_left_paused_ends_with_its_worker(debug: Debug) -> None:
     command = ("run", "tests.replayed:swarm", "Add it all.", "--break", "model.completed")
     _, out, _ = debug("c", "q", command=command)
-    assert "it is cancelled" in out.splitlines()[-1]
-    _, out, _ = debug("q")
-    assert out.split(", ")[1] == "cancelled"
+    assert out.splitlines()[-1] == "it was left paused, and is cancelled"
+    for left_again in ("fork", "q"):
+        _, out, _ = debug(left_again)
+        assert out.split(", ")[1] == "cancelled"
+        assert ("\nit was left paused, and is cancelled\n" in out) == (left_again == "fork")
 
 
 SLOW = """
