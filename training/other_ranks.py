@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Generator
 from contextlib import closing, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-import anyio
 
 from aworld_runtime.errors import TrainingError
 from aworld_runtime.processes import HOST, ChildProcess, free_port, spawn
@@ -66,7 +64,7 @@ def _others(model: Path, config: LearnerConfig, ranks: int) -> Generator[Ranks]:
             ) from error
         finally:
             for child in children:
-                anyio.run(partial(child.stop, grace=STOP_GRACE_S))
+                asyncio.run(child.stop(grace=STOP_GRACE_S))
 
 
 def _start(folder: RunFolder, rank: int, ranks: int, port: int) -> ChildProcess:
@@ -79,4 +77,4 @@ def _start(folder: RunFolder, rank: int, ranks: int, port: int) -> ChildProcess:
     }
     argv = [sys.executable, "-m", "aworld_runtime.training.rank", str(folder.path)]
     log = folder.log / f"rank-{rank}.log"
-    return anyio.run(partial(spawn, argv, log=log, name=f"rank {rank}", env=environment))
+    return asyncio.run(spawn(argv, log=log, name=f"rank {rank}", env=environment))

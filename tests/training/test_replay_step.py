@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sqlite3
@@ -91,7 +92,7 @@ class Run:
             async with open_store(self.store) as store:
                 return await rebuild_step(store, "r", step, folder=self.folder, model=self.model)
 
-        return anyio.run(rebuild)
+        return asyncio.run(rebuild())
 
     def command(self, *arguments: str) -> int:
         moved = ["--folder", str(self.folder), "--model", str(self.model), "--store", self.store]
@@ -111,7 +112,7 @@ class Run:
 
         self.execute(
             "UPDATE events SET body = ? WHERE log = ? AND seq = ?",
-            [(body, log, seq) for seq, body in anyio.run(read)],
+            [(body, log, seq) for seq, body in asyncio.run(read())],
         )
 
     def execute(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
@@ -149,7 +150,7 @@ def train(run: Run, config: TrainConfig, kinds: Sequence[type[AllRanks]]) -> Non
             kind(stack.enter_context(learner_of(run.model, config.learner, ranks=ranks)), folder)
             for kind in kinds
         ]
-        anyio.run(train_by, run, folder, learners)
+        asyncio.run(train_by(run, folder, learners))
 
 
 async def train_by(run: Run, folder: RunFolder, learners: Sequence[AllRanks]) -> None:
@@ -448,7 +449,7 @@ def test_a_run_that_is_no_training_has_no_steps(
             await store.put_run(RunRecord(id="q", kind="run", started=event.time))
         return url
 
-    store = anyio.run(other_run)
+    store = asyncio.run(other_run())
     for name, why in [
         ("q", "run q is no training but 'run': it has no steps"),
         ("last", "no training run in"),
