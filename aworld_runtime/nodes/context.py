@@ -40,7 +40,7 @@ from aworld_runtime.events import (
     utc_now,
     written,
 )
-from aworld_runtime.messages import Completion, Message, ModelSpec, ToolSpec, Trust
+from aworld_runtime.messages import Completion, Message, ModelSpec, Task, ToolSpec, Trust
 from aworld_runtime.models.base import ChatModel, ModelRequest
 from aworld_runtime.nodes.history import History
 from aworld_runtime.nodes.journal import CANCELLED, Journal, readable
@@ -84,8 +84,9 @@ class Context:
         journal: Journal,
     ) -> None:
         self.role = role
-        self.event = event
-        self.task = request.task
+        self.event = event.model_copy(update={"data": event.data.model_copy(deep=True)})
+        """The delivered event. A copy: what a handler does to a list in it is done to no log."""
+        self._task = request.task
         self._source = source
         self._history = history
         self._seed = request.seed
@@ -98,6 +99,11 @@ class Context:
         self._random: random.Random | None = None
         self._ended = False
         self._told_dropped = False
+
+    @cached_property
+    def task(self) -> Task:
+        """What the episode is about; a copy, as `event` is."""
+        return self._task.model_copy(deep=True)
 
     @cached_property
     def history(self) -> tuple[Event, ...]:

@@ -537,7 +537,7 @@ class EpisodeOwner:
             journal=Journal(recorded, edited=self._origin.edited, free=self._origin.at),
         )
         try:
-            await node.handle(ctx, event)
+            await node.handle(ctx, ctx.event)
             ctx.journal.check()
             handled = self._event(DeliveryHandled(seq=event.seq), role=node.role, cause=event)
             await self.commit([*ctx.take_unsaved(), handled])

@@ -168,6 +168,19 @@ async def test_a_value_is_live_what_it_is_ever_after(bus: Bus) -> None:
         journal.check()
 
 
+async def test_what_a_handler_does_to_its_event_is_done_to_no_log(bus: Bus) -> None:
+    class Changing(Sampler):
+        async def handle(self, ctx: Context, event: Event) -> None:
+            assert isinstance(event.data, EpisodeRequested)
+            event.data.task.data["hints"] = ["a"]
+            ctx.task.data["answer"] = 7
+            ctx.emit(EpisodeFinished(answer=str(event.data.task.data)))
+
+    events = await run_episode(bus, request_episode(), Program(nodes=(Changing(),)))
+    assert one(events, EpisodeFinished).answer == "{'hints': ['a']}"
+    assert one(events, EpisodeRequested).task.data == {}
+
+
 async def test_a_model_error_is_recorded_and_reaches_the_handler(bus: Bus) -> None:
     class Patient(Sampler):
         async def handle(self, ctx: Context, event: Event) -> None:
