@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from secrets import token_hex
+from secrets import randbits, token_hex
 from types import TracebackType
 from typing import Self, TypeVar, TypeVarTuple
 
@@ -57,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+SEED_BITS = 53
+"""As many as every JSON reader keeps."""
 FINISH_S = 2.0
 """Seconds that a run that was cut short takes to say so in its log."""
 DRAIN_S = 10.0
@@ -162,10 +164,11 @@ class Runtime:
         task: str | Task,
         *,
         timeout_s: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         paused: bool = False,
     ) -> str:
-        """Queue one episode; returns its id. `paused`: it starts when it is resumed, or stepped by a debugger.
+        """Queue one episode; returns its id. `seed`: of its models' samples and of `ctx.random`; none draws one, which the log
+        keeps. `paused`: it starts when it is resumed, or stepped by a debugger.
 
         Raises:
             UsageError: a task or a program that is none.
@@ -177,7 +180,12 @@ class Runtime:
         episode_id = new_id()
         reference = self._reference(program, episode_id)
         requested = Event.of(
-            EpisodeRequested(task=task, program=reference, seed=seed, paused=paused),
+            EpisodeRequested(
+                task=task,
+                program=reference,
+                seed=randbits(SEED_BITS) if seed is None else seed,
+                paused=paused,
+            ),
             source=self._source,
             run_id=self.run_id,
             task_id=task.id,

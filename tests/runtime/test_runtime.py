@@ -16,11 +16,18 @@ from aworld_runtime import Agent, LLMClient, Runners, Runtime
 from aworld_runtime.archive.verify import compare
 from aworld_runtime.bus.base import NodeInfo, read_all
 from aworld_runtime.errors import AWorldError, ConfigError, NotFoundError, UsageError
-from aworld_runtime.events import EpisodeFinished, EpisodeRequested, Event
+from aworld_runtime.events import (
+    AnswerProposed,
+    EpisodeFinished,
+    EpisodeRequested,
+    Event,
+    MessagePosted,
+)
 from aworld_runtime.messages import Task, ToolCall
 from aworld_runtime.models.base import ModelRequest
 from aworld_runtime.models.scripted import Reply, ScriptedModel
 from aworld_runtime.names import EPISODES_QUEUE, episode_log, run_log
+from aworld_runtime.nodes.context import Context
 from aworld_runtime.nodes.node import Program
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.runtime import run_sync
@@ -69,6 +76,23 @@ async def test_bus_and_store_hold_the_same(store: str) -> None:
 
 async def same(runtime: Runtime) -> bool:
     return (await compare(runtime.bus, runtime.store)).same
+
+
+class Numbering(Agent):
+    """Answers with a number of its own."""
+
+    async def handle(self, ctx: Context, event: Event) -> None:
+        if isinstance(event.data, MessagePosted):
+            ctx.emit(AnswerProposed(text=ctx.uuid()))
+
+
+async def test_episodes_draw_alike_only_where_they_are_given_one_seed(store: str) -> None:
+    async with Runtime(bus="memory://", store=store) as runtime:
+        seeds = (None, None, 7, 7)
+        ids = [await runtime.submit(Numbering("clerk"), "Number it.", seed=s) for s in seeds]
+        one, other, seventh, again = [(await runtime.result(each)).answer for each in ids]
+    assert len({one, other, seventh}) == 3
+    assert seventh == again
 
 
 async def test_many_episodes_at_once_each_with_its_own_answer(store: str) -> None:
