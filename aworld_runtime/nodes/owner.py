@@ -544,9 +544,9 @@ class EpisodeOwner:
         except anyio.get_cancelled_exc_class() as error:
             if is_cancelled():
                 raise
-            await self._fail(ctx, error)
+            await self._fail(ctx, ctx.journal.divergence or error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: an agent's crash becomes data
-            await self._fail(ctx, error)
+            await self._fail(ctx, ctx.journal.divergence or error)
 
     async def _fail(self, ctx: Context, error: BaseException) -> None:
         """End the episode with a handler's error, after what it still had to say."""

@@ -316,6 +316,7 @@ async def _repeat(node: Node, ctx: Context, outcome: Event) -> None:
     dead = outcome.data if isinstance(outcome.data, DeliveryDeadLettered) else None
     if dead is None or dead.error != "DivergenceError":
         ctx.journal.check()
+    failure = ctx.journal.divergence or failure
     recorded = "handled" if dead is None else f"failed with {dead.error}: {dead.message}"
     if limit.cancelled_caught:
         replayed = "never ended"

@@ -15,7 +15,7 @@ import anyio
 import pydantic_core
 from pydantic import JsonValue
 
-from aworld_runtime.errors import ToolArgumentsError, ToolError, ToolTimeoutError
+from aworld_runtime.errors import ToolArgumentsError, ToolError, ToolTimeoutError, leaves
 from aworld_runtime.messages import ToolSpec
 from aworld_runtime.tools.base import BaseTool
 
@@ -78,9 +78,10 @@ def is_cancelled() -> bool:
 
 
 def told(error: BaseException) -> str:
-    """What `error` says, cut. Its `__str__` is the code of whoever raised it, and may fail too."""
+    """What `error` says, cut; of a group what is inside, too. Its `__str__` is the code of whoever raised it, and may fail too."""
     try:
-        return cut(str(error))
+        inside = [f"{type(each).__name__}: {each}" for each in leaves(error) if each is not error]
+        return cut("; ".join([str(error), *inside]))
     except (Exception, SystemExit) as fault:  # noqa: BLE001 - the boundary: user code
         return f"no message, its __str__ raised {type(fault).__name__}"
 

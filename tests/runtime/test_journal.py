@@ -334,7 +334,7 @@ async def test_exceptions_of_values_are_the_same_live_and_replayed() -> None:
     assert inspect(events).answer == (
         f"RuntimeError({OddError.__qualname__}: page gave 7)"
         " KeyError('x') ConnectionRefusedError([Errno 111] refused)"
-        " RuntimeError(ExceptionGroup: some (1 sub-exception)) SystemExit(3)"
+        " RuntimeError(ExceptionGroup: some (1 sub-exception); ValueError: x) SystemExit(3)"
     )
     assert (await replay(events, Curious("looks").program())).identical
 

@@ -11,6 +11,7 @@ import pytest
 from pydantic import JsonValue
 
 from aworld_runtime import Agent, Swarm
+from aworld_runtime.bus.base import read_all
 from aworld_runtime.bus.open import open_bus
 from aworld_runtime.errors import DivergenceError, ReplayError
 from aworld_runtime.events import (
@@ -26,6 +27,7 @@ from aworld_runtime.events import (
 )
 from aworld_runtime.messages import ToolCall
 from aworld_runtime.models.scripted import ScriptedModel
+from aworld_runtime.names import episode_log
 from aworld_runtime.nodes.context import Context
 from aworld_runtime.nodes.node import Program, Runnable
 from aworld_runtime.replay.replay import Divergence, Rerun, inspect, replay
@@ -34,6 +36,7 @@ from tests.episodes import (
     Adder,
     adding,
     adding_swarm,
+    owner_of,
     request_episode,
     run_episode,
 )
@@ -304,6 +307,40 @@ async def test_a_failure_that_says_something_else_is_a_difference() -> None:
     )
     events = await record(Said(partial(fail, what=object())))
     assert (await replay(events, Said(partial(fail, what=object())).program())).identical
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_what_failed_in_a_task_group_is_told_and_compared() -> None:
+    async def fails(ctx: Context, error: Exception) -> None:
+        raise ExceptionGroup("unhandled errors in a TaskGroup", [error])
+
+    events = await record(Said(partial(fails, error=KeyError("a"))))
+    said = "unhandled errors in a TaskGroup (1 sub-exception); KeyError: 'a'"
+    assert inspect(events).error == f"said: ExceptionGroup: {said}"
+    assert (await replay(events, Said(partial(fails, error=KeyError("a"))).program())).identical
+    found = await diverge(events, Said(partial(fails, error=KeyError("b"))).program())
+    assert found.recorded == f"failed with ExceptionGroup: {said}"
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_a_takeover_that_strays_inside_a_task_group_says_where_and_replays() -> None:
+    async def says(ctx: Context, what: str) -> None:
+        async def say() -> None:
+            ctx.emit(MessagePosted(content=what), to="nobody")
+            await ctx.complete(ScriptedModel("x"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(say)
+        ctx.emit(EpisodeFinished())
+
+    events = await record(Said(partial(says, what="one")))
+    log, other = episode_log(events[0].episode_id or ""), Said(partial(says, what="other"))
+    async with open_bus("memory://") as bus:
+        await bus.append(log, 0, events[: seq_of(events, "said", ModelRequested)])
+        await owner_of(bus, events[0], other.program(), worker="w2").run()
+        taken_over = await read_all(bus, log)
+    assert "said: DivergenceError: at seq 4, said rec" in (inspect(taken_over).error or "")
+    assert (await replay(taken_over, other.program())).identical
 
 
 @pytest.mark.usefixtures("quiet")
