@@ -40,7 +40,8 @@ prints them in one line and exits with code 2.
     │   ├── ToolArgumentsError
     │   └── ToolTimeoutError
     ├── ReplayError
-    │   └── DivergenceError        the code did something else than the record
+    │   ├── DivergenceError        the code did something else than the record
+    │   └── LiveCallError          code that runs again tried to reach outside
     ├── ProcessError               a child process didn't start, or died
     ├── ExportError                a collector does not take spans
     ├── SamplerError               the inference engine didn't start, publish or answer
@@ -230,6 +231,18 @@ class DivergenceError(ReplayError):
         self.seq = seq
         self.recorded = recorded
         self.replayed = replayed
+
+
+class LiveCallError(ReplayError):
+    """Code that runs again tried to reach outside past its context, which a replay refuses."""
+
+    def __init__(self, what: str, *, place: str) -> None:
+        super().__init__(
+            f"a replay makes no live call, and this is one: {what}; go through the context, or make it a tool"
+        )
+        self.what = what
+        self.place = place
+        """`file:line`, if it is known."""
 
 
 class ProcessError(AWorldError):

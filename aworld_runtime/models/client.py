@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from aworld_runtime.errors import ConfigError
 from aworld_runtime.messages import Completion, Data, ModelSpec
 from aworld_runtime.models.base import ChatModel, ModelRequest
+from aworld_runtime.offline import expect_online
 
 PROVIDERS = {
     "anthropic": "https://api.anthropic.com/v1",
@@ -99,6 +100,7 @@ class LLMClient:
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Ask for one completion; see `ChatModel`."""
+        expect_online(f"model {self.name}")
         if not self._model:
             self._model.append(self.connect())
         return await self._model[0].complete(request)

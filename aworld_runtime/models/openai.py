@@ -34,6 +34,7 @@ from aworld_runtime.models.http import (
     shown,
     until_answered,
 )
+from aworld_runtime.offline import expect_online
 
 NO_KEY = "none"
 """What engines that want no key are sent: the package insists on one."""
@@ -88,6 +89,7 @@ class OpenAIModel:
             ModelUnavailableError: it can't be reached, or is overloaded for too long.
             ModelTimeoutError: no answer within the spec's `timeout_s`.
         """
+        expect_online(f"model {self.name}")
         body = self._body(request)
         headers = {"Idempotency-Key": request.key} if request.key else {}
         return await until_answered(

@@ -48,6 +48,7 @@ from aworld_runtime.models.http import (
     shown,
     until_answered,
 )
+from aworld_runtime.offline import expect_online
 
 PATIENCE_S = 180.0
 """How long a sampler may be away: paused for new weights, or restarting."""
@@ -151,6 +152,7 @@ class PolicyModel:
             ModelUnavailableError: the engine was away for longer than `patience_s`.
             ModelTimeoutError: no whole answer within the spec's `timeout_s`.
         """
+        expect_online(f"model {self.name}")
         tokenizer = self._tokenizer = self._tokenizer or _load(self._spec.tokenizer or "")
         prompt = _prompt_ids(tokenizer, request)
         wanted = request.max_tokens or self._spec.max_tokens

@@ -14,6 +14,7 @@ import anyio
 from aworld_runtime.errors import ModelRejectedError
 from aworld_runtime.messages import Completion, ToolCall
 from aworld_runtime.models.base import ModelRequest
+from aworld_runtime.offline import expect_online
 
 Reply = str | Completion | ToolCall | Sequence[ToolCall] | Exception
 """What to answer; an exception is raised."""
@@ -65,6 +66,7 @@ class ScriptedModel:
         Raises:
             ModelRejectedError: the replies are used up, or this one is none.
         """
+        expect_online(f"model {self.name}")
         self.requests.append(request)
         reply = self._next(request)
         if self._delay_s:

@@ -28,6 +28,7 @@ Cause = Literal[
     "reordered tools",
     "changed model settings",
     "non-determinism",
+    "live call",
     "changed code",
 ]
 SETTINGS = ("model", "temperature", "max_tokens")

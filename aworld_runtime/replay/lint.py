@@ -27,12 +27,13 @@ from aworld_runtime.replay.outside import (
     outside_functions,
 )
 
-Rule = Literal["clock", "random", "sleep", "network", "order", "allow"]
+Rule = Literal["clock", "random", "sleep", "network", "model", "order", "allow"]
 ADVICE: Mapping[Rule, str] = {
     "clock": "a replay reads another time: use await ctx.now()",
     "random": "a replay draws something else: use ctx.random or ctx.uuid()",
     "sleep": "a replay waits, too: use await ctx.sleep(seconds)",
     "network": "a replay asks again, and may get another answer: make it a tool, or use await ctx.record(kind, produce)",
+    "model": "a replay refuses it: use await ctx.complete(model)",
     "order": "a set comes in another order each time: use sorted(…), or a task group",
     "allow": "say why it is allowed: # aworld: allow REASON",
 }
@@ -46,8 +47,18 @@ SLEEP = "time.sleep asyncio.sleep anyio.sleep"
 ORDER = "asyncio.as_completed"
 RANDOM_MODULES = "random secrets numpy.random"
 NETWORK_MODULES = """
-    requests httpx aiohttp urllib.request urllib3 http.client socket websockets openai anthropic
+    requests httpx aiohttp urllib.request urllib3 http.client socket websockets grpc smtplib ftplib imaplib poplib paramiko
+    boto3 redis pymongo psycopg openai anthropic litellm subprocess
 """
+NETWORK = """
+    asyncio.open_connection asyncio.open_unix_connection asyncio.create_subprocess_exec asyncio.create_subprocess_shell
+    anyio.connect_tcp anyio.connect_unix anyio.open_process anyio.run_process os.system os.popen
+    sqlalchemy.create_engine sqlalchemy.ext.asyncio.create_async_engine
+"""
+OF_LOOPS = frozenset({"create_connection", "create_unix_connection", "create_datagram_endpoint"})
+"""Methods of event loops that connect."""
+CONTEXTS = frozenset({"ctx", "context"})
+"""What a handler's context is called where nothing else says that it is one."""
 
 
 def _each(rule: Rule, names: str) -> dict[str, Rule]:
@@ -58,6 +69,7 @@ NAMES: Mapping[str, Rule] = {
     **_each("clock", CLOCK),
     **_each("random", RANDOM),
     **_each("sleep", SLEEP),
+    **_each("network", NETWORK),
     **_each("order", ORDER),
 }
 MODULES: Mapping[str, Rule] = {
@@ -183,6 +195,8 @@ class _Visitor(ast.NodeVisitor):
         self._within: list[str] = []
         self._outside_classes = outside_classes(tree)
         self._outside_functions = outside_functions(tree, self._outside_classes)
+        self._contexts: list[str] = []
+        """Parameters that are a handler's context, of the functions that this is in."""
         self._in_class = False
         """Directly: what is defined there is a method."""
         self.visit(tree)
@@ -248,9 +262,11 @@ class _Visitor(ast.NodeVisitor):
             return
         for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d)):
             self.visit(default)
+        outer, self._contexts = self._contexts, [*self._contexts, *_contexts(node)]
         self._scopes.append(dict.fromkeys(_bound(node)))
         self._visit_body(node, in_class=False)
         self._scopes.pop()
+        self._contexts = outer
 
     def _visit_body(self, node: Function | ast.ClassDef, *, in_class: bool) -> None:
         outer, self._in_class = self._in_class, in_class
@@ -280,9 +296,25 @@ class _Visitor(ast.NodeVisitor):
         if isinstance(node.func, ast.Attribute) and node.func.attr == "record":
             self.visit(node.func)  # what it is given answers from outside
             return
+        if name is None and last_name(node.func) in OF_LOOPS:
+            self._find(node, "network", f"loop.{last_name(node.func)}()")
         if _puts_in_order(node.func) and node.args and _is_set(node.args[0]):
             self._find(node, "order", f"{last_name(node.func)}(set)")
         self.generic_visit(node)
+
+    def visit_Await(self, node: ast.Await) -> None:
+        match node.value:
+            case ast.Call(func=ast.Attribute(attr="complete", value=of), args=args, keywords=named):
+                if (args or named) and not self._is_context(of):
+                    self._find(node.value, "model", f"{last_name(of) or 'model'}.complete()")
+            case _:
+                pass
+        self.generic_visit(node)
+
+    def _is_context(self, node: ast.expr) -> bool:
+        return last_name(node).strip("_") in CONTEXTS or (
+            isinstance(node, ast.Name) and node.id in self._contexts
+        )
 
     def _rule_of_call(self, name: str, node: ast.Call) -> Rule | None:
         """The rule that a call breaks, which is noted; None where it breaks none."""
@@ -344,6 +376,18 @@ def _arguments(arguments: ast.arguments) -> list[str]:
     given = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
     rest = (arguments.vararg, arguments.kwarg)
     return [arg.arg for arg in (*given, *(a for a in rest if a))]
+
+
+def _contexts(function: Function) -> list[str]:
+    """Its parameters that are a context by what they are said to be, or by their place in a node's `handle`."""
+    arguments = [*function.args.posonlyargs, *function.args.args]
+    by_place = arguments[1:2] if function.name == "handle" else []
+    said = [a for a in (*arguments, *function.args.kwonlyargs) if _annotated(a) == "Context"]
+    return [argument.arg for argument in (*by_place, *said)]
+
+
+def _annotated(argument: ast.arg) -> str:
+    return last_name(argument.annotation) if argument.annotation else ""
 
 
 def _bound(function: Function) -> set[str]:

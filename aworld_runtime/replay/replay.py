@@ -4,7 +4,8 @@
     (log order)
 
 `Rerun` runs one handler, `replay` all of them.
-Nothing live can happen: a context without a world has no model, no tool and no clock. The first difference ends it.
+Nothing live can happen: a context without a world has no model, no tool and no clock, and what reaches past it is refused.
+The first difference ends it.
 Here too is `inspect`, which runs no user code at all.
 """
 
@@ -17,7 +18,7 @@ from typing import cast
 
 import anyio
 
-from aworld_runtime.errors import DivergenceError, ReplayError
+from aworld_runtime.errors import DivergenceError, LiveCallError, ReplayError
 from aworld_runtime.events import (
     DeliveryDeadLettered,
     DeliveryHandled,
@@ -33,6 +34,7 @@ from aworld_runtime.nodes.history import History
 from aworld_runtime.nodes.journal import LONGEST_S, PATIENCE_S, Journal, journals
 from aworld_runtime.nodes.node import Node, Program
 from aworld_runtime.nodes.routing import receivers
+from aworld_runtime.offline import offline
 from aworld_runtime.replay.cause import Cause, cause_of, place, surely_runs, suspects
 from aworld_runtime.tools.call import is_cancelled, told
 from aworld_runtime.trajectory import Episode, episode_of
@@ -45,6 +47,9 @@ RERUNS_S = 2.0
 SUSPECTS = 3
 """Lines that are named."""
 KEEPS_STATE = "the lint finds nothing: perhaps it keeps state of its own, where it may know only what ctx.history says"
+REACHES_OUTSIDE = ("network", "model")
+"""Rules of the lint."""
+GO_THROUGH = "it was refused; use await ctx.complete(model) or await ctx.record(kind, produce), or make it a tool"
 OUTCOMES = (DeliveryHandled, DeliveryDeadLettered)
 ADDRESS = re.compile(r"\b(?:0x)?[0-9a-f]{8,}\b")
 """Of an object, in an error's message: another one each time."""
@@ -75,7 +80,7 @@ class ReplayReport(Data):
     events: int
     """Events in the log."""
     live_calls: int = 0
-    """Always 0: a replay has no world to call."""
+    """What handlers tried to reach past their context: each was refused, and is a difference."""
     finished: bool = True
     """Whether the log has the episode's end."""
     identical: bool
@@ -98,6 +103,8 @@ class Rerun:
         if not events or not isinstance(events[0].data, EpisodeRequested):
             first = events[0].type if events else "nothing"
             raise ReplayError(f"the log begins with {first}; expected episode.requested")
+        self.live_calls = 0
+        """What handlers tried to reach past their context; each was refused."""
         self._events = events
         self._history = History(events)
         self._program = program
@@ -151,7 +158,8 @@ class Rerun:
         """Run the handler again that ended with `outcome`, one of `outcomes`.
 
         Raises:
-            DivergenceError: it did something else than its record, or ended in another way.
+            DivergenceError: it did something else than its record, or ended in another way; or it tried to reach outside past
+                its context.
         """
         delivered = self._handled.get(outcome.seq)
         if delivered is None:
@@ -171,7 +179,22 @@ class Rerun:
                 cut=not isinstance(outcome.data, OUTCOMES),
             ),
         )
-        await (_repeat_cut if ctx.journal.cut else _repeat)(self._node(outcome), ctx, outcome)
+        repeat, node = _repeat_cut if ctx.journal.cut else _repeat, self._node(outcome)
+        with offline() as tried:
+            try:
+                await repeat(node, ctx, outcome)
+            except DivergenceError:
+                if not tried:
+                    raise
+        self.live_calls += len(tried)
+        if tried:
+            call = tried[0]
+            raise DivergenceError(
+                f"on seq {delivered.seq}, {outcome.role} tried a live call past its context: {call.what}",
+                seq=delivered.seq,
+                recorded="(nothing)",
+                replayed=call.what,
+            ) from call
 
     def otherwise_delivered(self) -> Divergence | None:
         """The first event that one of the program's roles would have got, and didn't, or the other way round: its subscriptions
@@ -225,6 +248,11 @@ class Rerun:
     async def _cause(self, outcome: Event, error: DivergenceError) -> tuple[Cause, list[str]]:
         node = self._nodes[outcome.role]
         lines = suspects(node, self._request(outcome).program)
+        if isinstance(error.__cause__, LiveCallError):
+            found = [str(line) for line in lines if line.rule in REACHES_OUTSIDE][:SUSPECTS]
+            at = [f"it is made at {error.__cause__.place}"] if error.__cause__.place else found
+            where = at or [f"the code is {place(type(node))}"]
+            return "live call", [*where, GO_THROUGH]
         if await self._varies(outcome, error):
             said = [str(line) for line in lines[:SUSPECTS]] or [KEEPS_STATE]
             return "non-determinism", ["it does something else each time it runs", *said]
@@ -294,6 +322,7 @@ async def replay(events: Sequence[Event], program: Program) -> ReplayReport:
         episode=events[-1].episode_id or "",
         handlers=handlers,
         events=len(events),
+        live_calls=rerun.live_calls,
         finished=isinstance(events[-1].data, EpisodeFinished),
         identical=divergence is None,
         divergence=divergence,

@@ -47,6 +47,15 @@ def in_handler(imports: str, line: str) -> str:
         ("from urllib import request", "request.urlopen('x')", "network", "urllib.request.urlopen()"),
         ("from openai import AsyncOpenAI", "x = AsyncOpenAI()", "network", "openai.AsyncOpenAI()"),
         ("", "import httpx; x = httpx.AsyncClient()", "network", "httpx.AsyncClient()"),
+        ("import asyncio", "await asyncio.open_connection('x', 1)", "network", "asyncio.open_connection()"),
+        ("from anyio import connect_tcp", "await connect_tcp('x', 1)", "network", "anyio.connect_tcp()"),
+        ("", "await loop.create_connection(None, 'x', 1)", "network", "loop.create_connection()"),
+        ("import litellm", "x = litellm.completion()", "network", "litellm.completion()"),
+        ("import boto3, redis", "x = redis.Redis()", "network", "redis.Redis()"),
+        ("import sqlalchemy", "x = sqlalchemy.create_engine('x')", "network", "sqlalchemy.create_engine()"),
+        ("import subprocess", "subprocess.run(['curl'])", "network", "subprocess.run()"),
+        ("", "x = await self.llm.complete(request)", "model", "llm.complete()"),
+        ("from aworld_runtime import LLMClient", "x = await LLMClient().complete(request)", "model", "model.complete()"),
         ("import anyio", "await anyio.sleep(1)", "sleep", "anyio.sleep()"),
         ("", "x = [n for n in {1, 2}]", "order", "for … in set"),
         ("", "x = ', '.join(set('ab'))", "order", "join(set)"),
@@ -72,12 +81,30 @@ def test_what_a_replay_cannot_repeat_is_found(
         ("import time", "time = ctx.clock; x = time.time()"),
         ("import httpx", "x: httpx.Response | None = None"),
         ("import httpx", "x = await ctx.record('page', lambda: httpx.get('x'))"),
+        ("", "x = await ctx.complete(self.llm)"),
+        ("", "x = await self.ctx.complete(self.llm)"),
+        ("", "await self.pages.complete()"),
+        ("import sqlalchemy", "x = sqlalchemy.text('x')"),
         ("", "x = sorted(set('ab')); y = 'a' in {1}; z = len(set(x))"),
         ("import time", "x = time.time()  # aworld: allow: for a log line alone"),
     ],
 )
 def test_what_a_replay_can_repeat_is_not(tmp_path: Path, imports: str, line: str) -> None:
     assert found(tmp_path, in_handler(imports, line)) == []
+
+
+def test_a_context_of_any_name_may_be_asked_for_a_completion(tmp_path: Path) -> None:
+    source = """
+        class Node:
+            async def handle(self, it, event):
+                await it.complete(self.llm)
+                await self.answer(event, it)
+
+            async def answer(self, event, hand: Context):
+                await hand.complete(self.llm)
+                await event.complete(self.llm)
+    """
+    assert [(f.rule, f.name) for f in found(tmp_path, source)] == [("model", "event.complete()")]
 
 
 def test_what_answers_from_outside_may_use_it_all(tmp_path: Path) -> None:
