@@ -8,7 +8,7 @@ encodes, and decodes with a clear error for what it doesn't know. Nothing here d
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, Literal, Self
 
@@ -19,6 +19,7 @@ from typing_extensions import TypeVar
 
 from aworld_runtime.errors import (
     ConfigError,
+    EventError,
     ForgedEventError,
     MalformedEventError,
     PayloadTooLargeError,
@@ -716,6 +717,23 @@ class Registry:
             )
         object.__setattr__(event, "seq", seq)  # frozen for others; this one is new
         return event
+
+    def decode_log(
+        self, rows: Iterable[tuple[int, bytes]], blobs: Mapping[str, bytes], *, log: str, at: str
+    ) -> list[Event]:
+        """The events of a log in these rows of seq and body; `at` is the URL of what keeps them.
+
+        Raises:
+            EventError: as `decode`; says which event it is, and where.
+        """
+        events: list[Event] = []
+        seq = 0
+        try:
+            for seq, body in rows:
+                events.append(self.decode(body, seq=seq, blobs=blobs))
+        except EventError as error:
+            raise type(error)(f"event {seq} of {log} in {at} can't be read: {error}") from error
+        return events
 
     def _decode_at_once(self, raw: bytes) -> Event | None:
         """What we wrote ourselves, which begins with id and type; None for whatever needs a closer look."""

@@ -2,7 +2,7 @@
 
     0    done
     1    it ran, and the answer is no: an episode failed, a replay differs; or it could not go on: its bus stayed away
-    2    the caller can mend it: arguments, names, a server that can't be reached
+    2    the caller can mend it: arguments, names, a server that can't be reached, an event that can't be read
     130  Ctrl-C, SIGTERM, SIGHUP
 
 A command is a module with `add_arguments(parser)` and a function of the parsed arguments; it is imported when it is
@@ -30,6 +30,7 @@ from aworld_runtime.cli.log_lines import add_logging, set_up_logging
 from aworld_runtime.cli.streams import open_streams, printable
 from aworld_runtime.errors import (
     AWorldError,
+    EventError,
     ExportError,
     NoBusError,
     StoreUnavailableError,
@@ -44,6 +45,7 @@ YOUNG_OBJECTS = 10_000
 """Objects made, less those freed, after which Python looks for cycles. Its own 700 costs a bus a tenth of its time."""
 MENDABLE = (
     UsageError,
+    EventError,
     NoBusError,
     StoreUnavailableError,
     ExportError,

@@ -156,7 +156,7 @@ class MongoStore:
 
         rows = [(d["seq"], bytes(d["body"])) for d in await self._run(work)]
         blobs = await self._blobs(references(body for _, body in rows))
-        return [self._registry.decode(body, seq=seq, blobs=blobs) for seq, body in rows]
+        return self._registry.decode_log(rows, blobs, log=log, at=self.url)
 
     async def last_seq(self, log: str) -> int:
         newest = [("seq", DESCENDING)]

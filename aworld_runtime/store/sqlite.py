@@ -130,7 +130,7 @@ class SQLiteStore:
         def work(db: sqlite3.Connection) -> list[Event]:
             rows: list[tuple[int, bytes]] = db.execute(query, (log, start, limit)).fetchall()
             blobs = _blobs(db, references(body for _, body in rows))
-            return [self._registry.decode(body, seq=seq, blobs=blobs) for seq, body in rows]
+            return self._registry.decode_log(rows, blobs, log=log, at=self.url)
 
         return await self._reader.call(work)
 

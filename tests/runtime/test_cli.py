@@ -7,10 +7,12 @@ import re
 import resource
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -543,6 +545,23 @@ def test_a_fork_that_cannot_be_made_is_exit_code_2(
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["log", "debug", "replay", "diff last", "fork --at 5", "export -o x.zip", "otel --episode"],
+)
+def test_a_log_that_cannot_be_read_is_exit_code_2_and_names_the_event(
+    aworld: Aworld, project: Path, command: str
+) -> None:
+    aworld("run", "mine:dice", "q")
+    with closing(sqlite3.connect(project / ".aworld" / "aworld.db")) as database, database:
+        database.execute("UPDATE events SET body = x'7b' WHERE seq = 5")
+    name, *options = command.split()
+    done = aworld(name, *options, "last")
+    assert done.returncode == 2
+    named = rf"event 5 of episode:[-\w]+ in {STORE} can't be read: not an event: EOF"
+    assert re.search(named, done.stdout + done.stderr)
 
 
 def test_a_failed_episode_is_exit_code_1_and_says_where_to_look(

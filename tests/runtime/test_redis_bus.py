@@ -38,6 +38,7 @@ from aworld_runtime.errors import (
     MalformedEventError,
     MissingBlobError,
     ProcessError,
+    UnknownEventTypeError,
 )
 from aworld_runtime.events import (
     REFUSE_ABOVE,
@@ -876,6 +877,21 @@ async def test_mail_that_cannot_be_read_can_be_mailed_again(server: PrivateServe
         async with bus.mailbox("log") as box:
             (mail,) = await anext(box)
         assert mail.event.data == MessagePosted(content="news")
+
+
+async def test_an_event_in_a_log_that_cannot_be_read_is_named(server: PrivateServer) -> None:
+    ignorant = Registry()
+    del ignorant.types["message.posted"]
+    told = rf"event 2 of log in {re.escape(server.url)} can't be read: unknown event type"
+    async with open_bus(server.url) as bus, open_bus(server.url, ignorant) as reader:
+        await bus.append("log", 0, [Event.of(EpisodeCancelled(reason="no"), source="a/1")])
+        await bus.append("log", 1, [note("news")])
+        with pytest.raises(UnknownEventTypeError, match=told):
+            await reader.read("log")
+        async with reader.tail("log") as events:
+            await anext(events)
+            with pytest.raises(UnknownEventTypeError, match=told):
+                await anext(events)
 
 
 async def test_mail_that_cannot_be_read_stays_while_a_full_server_can_bury_nothing(

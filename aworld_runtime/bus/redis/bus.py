@@ -480,7 +480,7 @@ class RedisBus:
         wanted = references(one.body for one in opened)
         keys = self._keys.log(log)
         blobs = await logs.blobs_of(self._link, keys, wanted) if wanted else NONE
-        return [self._codec.decode_opened(one, blobs) for one in opened]
+        return self._codec.decode_opened(opened, blobs, log=log, at=self.url)
 
     def _mail_event(self, body: bytes, log: str) -> Event:
         return self._codec.decode(body, codec.mail(log))

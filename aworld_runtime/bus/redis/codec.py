@@ -6,7 +6,7 @@ or the request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from aworld_runtime.bus.base import DEAD_MAIL
 from aworld_runtime.bus.redis.entries import Kept
@@ -103,8 +103,11 @@ class Codec:
             raise ForgedEventError(f"log {log!r}, seq {seq}: {error}") from None
         return Kept(seq, inner)
 
-    def decode_opened(self, kept: Kept, blobs: Mapping[str, bytes]) -> Event:
-        return self._registry.decode(kept.body, seq=kept.seq, blobs=blobs)
+    def decode_opened(
+        self, kept: Sequence[Kept], blobs: Mapping[str, bytes], *, log: str, at: str
+    ) -> list[Event]:
+        """As `Registry.decode_log`."""
+        return self._registry.decode_log(kept, blobs, log=log, at=at)
 
     def _verified(self, body: bytes, place: str) -> tuple[bytes, str]:
         if self._signer is not None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -10,8 +11,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from aworld_runtime.errors import LogRewoundError, StoreError
-from aworld_runtime.events import Event, EventData, MessagePosted, ModelCompleted, Registry
+from aworld_runtime.errors import LogRewoundError, StoreError, UnknownEventTypeError
+from aworld_runtime.events import (
+    Event,
+    EventData,
+    HumanAsked,
+    MessagePosted,
+    ModelCompleted,
+    Registry,
+)
 from aworld_runtime.messages import Usage
 from aworld_runtime.payloads import Blob
 from aworld_runtime.processes import spawn
@@ -70,6 +78,19 @@ async def test_events_come_back_as_they_were(store: Store) -> None:
     assert isinstance(second.data, ModelCompleted)
     assert math.isnan(second.data.behavior_logprobs[0])
     assert second.time == START
+
+
+async def test_an_event_that_cannot_be_read_is_named(store: Store, store_url: str) -> None:
+    """With the kind of error that it is."""
+    await store.put_events(LOG, posted(range(1, 4)))
+    await store.put_events(LOG, [Event.of(HumanAsked(question="?"), source="solver/1").at(4)])
+    ignorant = Registry()
+    del ignorant.types["human.asked"]
+    told = rf"event 4 of episode:one in {re.escape(store.url)} can't be read: unknown event type"
+    async with open_store(store_url, ignorant) as reader:
+        assert len(await reader.read(LOG, limit=3)) == 3
+        with pytest.raises(UnknownEventTypeError, match=told):
+            await reader.read(LOG)
 
 
 async def test_large_content_is_kept_once_for_all_logs_and_comes_back(store: Store) -> None:
