@@ -643,7 +643,8 @@ _TYPE_WITHIN = 64
 
 
 class Registry:
-    """The closed set of event types: encodes events, decodes only what it knows.
+    """The closed set of event types: encodes events, decodes only what it knows. A type that is defined later is one of them once
+    an event of it comes.
 
     Raises:
         ConfigError: two classes claim the same name.
@@ -652,7 +653,16 @@ class Registry:
     def __init__(self) -> None:
         self.types: dict[str, type[EventData]] = {}
         """By name, former names included."""
+        self._seen: set[type[EventData]] = set()
+        self._readers: dict[bytes, Callable[[bytes], Event]] = {}
+        """By the type's name: reads an envelope with this data in one pass."""
+        self._look()
+
+    def _look(self) -> None:
+        """Take in the types that are new."""
         for cls in _subclasses(EventData):
+            if cls in self._seen:
+                continue
             for name in (cls.type, *cls.formerly):
                 other = self.types.setdefault(name, cls)
                 if not _redefines(cls, other):
@@ -661,8 +671,7 @@ class Registry:
                         " them another name"
                     )
                 self.types[name] = cls
-        self._readers: dict[bytes, Callable[[bytes], Event]] = {}
-        """By the type's name: reads an envelope with this data in one pass."""
+            self._seen.add(cls)
 
     def encode(self, event: Event) -> bytes:
         """JSON, compressed above 4 KiB.
@@ -758,6 +767,11 @@ class Registry:
         """Whatever JSON it is, to the event or to what is wrong with it."""
         fields = pydantic_core.from_json(raw)
         kind = fields["type"]
+        if kind not in self.types:
+            try:
+                self._look()
+            except ConfigError as error:
+                raise UnknownEventTypeError(str(error)) from error
         data_class = self.types.get(kind)
         if data_class is None:
             raise UnknownEventTypeError(

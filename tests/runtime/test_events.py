@@ -251,6 +251,17 @@ def test_every_built_in_type_has_a_golden_file_and_no_other_file_is_there() -> N
     assert {path.stem for path in GOLDEN.glob("*.json")} == built_in_types() | {"envelope"}
 
 
+def test_a_type_that_is_defined_later_is_known_once_an_event_of_it_comes() -> None:
+    """A worker imports a program when it claims an episode, long after it has joined the bus."""
+    early = Registry()
+
+    class KiteFlown(EventData):
+        type = "kite.flown"
+
+    event = Event.of(KiteFlown(), source="user/1")
+    assert early.decode(Registry().encode(event)) == event
+
+
 def test_type_names_are_dotted_and_lower_case() -> None:
     for name in built_in_types():
         assert re.fullmatch(r"[a-z]+\.[a-z_]+", name)
