@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from aworld_runtime.cli.control import WAIT_S, outcome, unfinished
+from aworld_runtime.cli.own_types import add_program, own_types
 from aworld_runtime.cli.shared import (
     add_bus,
     add_json,
@@ -37,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--question", type=int, metavar="SEQ", help="which one, where several are open"
     )
+    add_program(parser)
     add_bus(parser)
     add_store(parser)
     add_json(parser)
@@ -52,8 +55,10 @@ async def _answer(arguments: argparse.Namespace) -> int:
     from aworld_runtime.names import episode_log
     from aworld_runtime.nodes.questions import answer_to, open_questions, the_question
 
-    async with joined_bus(arguments.bus) as bus:
-        last, *others = await unfinished(bus, arguments)
+    async with AsyncExitStack() as opened:
+        types = opened.enter_context(own_types(arguments.program))
+        bus = await opened.enter_async_context(joined_bus(arguments.bus))
+        last, *others = await unfinished(bus, arguments, types)
         if others:
             raise UsageError(f"{arguments.name!r} is a run: name one of its episodes")
         events = await read_all(bus, episode_log(last.episode_id or ""))

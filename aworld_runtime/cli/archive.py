@@ -12,6 +12,7 @@ import signal
 from functools import partial
 from typing import TYPE_CHECKING
 
+from aworld_runtime.cli.own_types import add_program, own_types
 from aworld_runtime.cli.shared import add_bus, add_health, add_store, joined_bus, run_async
 
 if TYPE_CHECKING:
@@ -35,13 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " Ctrl-C; a second one ends it now. Wanted where no `aworld run` or `aworld train` stays on the bus."
     )
     add_health(parser)
+    add_program(parser)
     add_bus(parser)
     add_store(parser)
     parser.epilog = "example: aworld archive --bus redis://host:6379 --store mongodb://host/aworld --health 9102"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return run_async(_serve, arguments)
+    with own_types(arguments.program):
+        return run_async(_serve, arguments)
 
 
 async def _serve(arguments: argparse.Namespace) -> int:

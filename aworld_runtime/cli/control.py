@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from aworld_runtime.cli.own_types import add_program, own_types
 from aworld_runtime.cli.shared import (
     LAST,
     add_bus,
@@ -20,6 +21,7 @@ from aworld_runtime.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from aworld_runtime.bus.base import Bus
+    from aworld_runtime.cli.own_types import OwnTypes
     from aworld_runtime.events import Event, EventData
 
 DOES = {
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"for the owners (default {WAIT_S:g}); what they have not heard by then they hear later",
     )
+    add_program(parser)
     add_bus(parser)
     add_store(parser)
     add_json(parser)
@@ -74,12 +77,19 @@ def resume(arguments: argparse.Namespace) -> int:
 
 
 async def _tell(arguments: argparse.Namespace, data: EventData, done: str) -> int:
-    import anyio
-
     if arguments.wait < 0:
         raise UsageError(f"--wait {arguments.wait:g}: expected 0 or more")
+    with own_types(arguments.program) as types:
+        return await _tell_all(arguments, data, done, types)
+
+
+async def _tell_all(
+    arguments: argparse.Namespace, data: EventData, done: str, types: OwnTypes
+) -> int:
+    import anyio
+
     async with joined_bus(arguments.bus) as bus:
-        told = [await _send(bus, last, data) for last in await unfinished(bus, arguments)]
+        told = [await _send(bus, last, data) for last in await unfinished(bus, arguments, types)]
         outcomes = dict.fromkeys((e.episode_id or "" for e in told), f"not {done} yet")
 
         async def watch(event: Event, start: int) -> None:
@@ -123,7 +133,7 @@ async def outcome(bus: Bus, told: Event, start: int, done: str) -> str:
     raise AssertionError("a tail never ends")
 
 
-async def unfinished(bus: Bus, arguments: argparse.Namespace) -> list[Event]:
+async def unfinished(bus: Bus, arguments: argparse.Namespace, types: OwnTypes) -> list[Event]:
     """The last event of each episode that is meant.
 
     Raises:
@@ -132,10 +142,10 @@ async def unfinished(bus: Bus, arguments: argparse.Namespace) -> list[Event]:
     """
     from aworld_runtime.events import EpisodeFinished
 
-    if arguments.name != LAST and (last := await _last(bus, arguments.name)) is not None:
+    if arguments.name != LAST and (last := await _last(bus, arguments.name, types)) is not None:
         found = [last]
     else:
-        found = await _stored(bus, arguments)
+        found = await _stored(bus, arguments, types)
     running = [event for event in found if not isinstance(event.data, EpisodeFinished)]
     if not running:
         ends = {e.data.reason for e in found if isinstance(e.data, EpisodeFinished)}
@@ -144,7 +154,7 @@ async def unfinished(bus: Bus, arguments: argparse.Namespace) -> list[Event]:
     return running
 
 
-async def _stored(bus: Bus, arguments: argparse.Namespace) -> list[Event]:
+async def _stored(bus: Bus, arguments: argparse.Namespace, types: OwnTypes) -> list[Event]:
     """As `unfinished`, by what the store knows of runs and ids."""
     name: str = arguments.name
     async with stored(arguments.store) as store:
@@ -155,16 +165,18 @@ async def _stored(bus: Bus, arguments: argparse.Namespace) -> list[Event]:
             ids = [e.id for e in await store.episodes(run_id=run.id, limit=ALL) if not e.status]
             if not ids:
                 raise UsageError(f"run {name!r} has no unfinished episode")
-    found = [last for last in [await _last(bus, episode) for episode in ids] if last is not None]
+    lasts = [await _last(bus, episode, types) for episode in ids]
+    found = [last for last in lasts if last is not None]
     if not found:
         raise NotFoundError(f"bus {bus.url} has no episode of {name!r}: is it another bus?")
     return found
 
 
-async def _last(bus: Bus, episode: str) -> Event | None:
+async def _last(bus: Bus, episode: str, types: OwnTypes) -> Event | None:
     from aworld_runtime.names import episode_log
 
     log = episode_log(episode)
+    await types.of(bus, log)
     seq = await bus.last_seq(log)
     events = await bus.read(log, seq, limit=1) if seq else []
     return events[0] if events else None

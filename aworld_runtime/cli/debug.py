@@ -16,19 +16,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 from urllib.parse import urlsplit
 
+from aworld_runtime.cli.own_types import own_types
 from aworld_runtime.cli.shared import (
     LAST,
     add_breakpoints,
     add_bus,
     add_store,
     find_episode,
-    import_from_here,
     joined_bus,
     stored,
 )
 from aworld_runtime.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from aworld_runtime.bus.base import Bus
+    from aworld_runtime.cli.own_types import OwnTypes
     from aworld_runtime.replay.debugger import Debugger
     from aworld_runtime.replay.live import Live
     from aworld_runtime.runtime import Runtime
@@ -74,7 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def debug(arguments: argparse.Namespace, *, first: str | None = None) -> int:
     """Open the prompt on an episode that is, or was; `first` is a command to begin with."""
-    import_from_here()
     _expect_no_json(arguments)
     with _Session(arguments) as session:
         debugger, about = session.enter(_opened(arguments))
@@ -186,25 +187,22 @@ async def _opened(arguments: argparse.Namespace) -> AsyncGenerator[tuple[Debugge
     from aworld_runtime.bus.base import read_all
     from aworld_runtime.cli.programs import Programs
     from aworld_runtime.config import Settings
-    from aworld_runtime.events import Registry
     from aworld_runtime.names import episode_log
-    from aworld_runtime.nodes.node import load
     from aworld_runtime.replay.debugger import Debugger
 
-    if arguments.program:
-        load(arguments.program)  # before anything is read: it may define event types
     bus_url = arguments.bus or Settings.from_env().bus
     async with AsyncExitStack() as stack:
+        types = stack.enter_context(own_types(arguments.program))
         live = None
         if urlsplit(bus_url).scheme != "memory":
-            live = await _live(stack, arguments, bus_url)
+            live = await _live(stack, arguments, bus_url, types)
         if live is not None:
             debugger = Debugger(live.events, live=live, runs=arguments.program)
             yield debugger, f"episode {live.episode_id} runs: at its last event, {debugger.seq}"
             return
-        async with stored(arguments.store, registry := Registry()) as store:
+        async with stored(arguments.store) as store:
             episode = await find_episode(store, arguments.episode)
-            programs = Programs(store, registry, arguments.program)
+            programs = Programs(store, types, arguments.program)
             try:
                 events, program = await programs.recorded(episode)
                 note = "its handlers run again as you pass them"
@@ -217,12 +215,15 @@ async def _opened(arguments: argparse.Namespace) -> AsyncGenerator[tuple[Debugge
         yield Debugger(events, program, runs=arguments.program), about
 
 
-async def _live(stack: AsyncExitStack, arguments: argparse.Namespace, bus_url: str) -> Live | None:
+async def _live(
+    stack: AsyncExitStack, arguments: argparse.Namespace, bus_url: str, types: OwnTypes
+) -> Live | None:
     """The episode as the bus has it; None where it has ended."""
     from aworld_runtime.archive.logs import Logs
     from aworld_runtime.names import episode_log
     from aworld_runtime.replay.live import Live
 
+    logs: Bus | Logs
     bus = await stack.enter_async_context(joined_bus(bus_url))
     name: str = arguments.episode
     try:
@@ -230,10 +231,12 @@ async def _live(stack: AsyncExitStack, arguments: argparse.Namespace, bus_url: s
     except NotFoundError:
         if name == LAST or not await bus.last_seq(episode_log(name)):
             raise
-        live = Live(bus, bus, name)
+        logs = bus
     else:
         if name == LAST or not await bus.last_seq(episode_log(name)):
             name = (await find_episode(store, name)).id
-        live = Live(bus, Logs(bus, store), name)
+        logs = Logs(bus, store)
+    await types.of(logs, episode_log(name))
+    live = Live(bus, logs, name)
     await live.look()
     return live if live.events and not live.finished else None

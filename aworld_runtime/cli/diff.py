@@ -73,12 +73,14 @@ async def _compare(arguments: argparse.Namespace) -> EpisodeDiff | RunDiff:
     from aworld_runtime.replay.diff import compare_episodes
     from aworld_runtime.replay.diff_runs import compare_runs
 
-    with own_types(arguments.program) as registry:
-        async with stored(arguments.store, registry) as store:
+    with own_types(arguments.program) as types:
+        async with stored(arguments.store) as store:
             a, b = [await find_log(store, name) for name in (arguments.a, arguments.b)]
             runs = run_of_log(a), run_of_log(b)
             match runs:
                 case (None, None):
+                    for log in (a, b):
+                        await types.of(store, log)
                     return compare_episodes(await read_all(store, a), await read_all(store, b))
                 case (str(one), str(two)):
                     return compare_runs(one, two, *[await _episodes(store, r) for r in (one, two)])

@@ -46,8 +46,9 @@ async def _export(arguments: argparse.Namespace) -> Manifest:
     from aworld_runtime.cli.progress import Progress
     from aworld_runtime.replay.export import export
 
-    with own_types(arguments.program) as registry:
-        async with stored(arguments.store, registry) as store:
+    with own_types(arguments.program) as types:
+        async with stored(arguments.store) as store:
             log = await find_log(store, arguments.log)
+            await types.of_all(store, log)
             tell = Progress("exported")
             return await export(store, log, arguments.output, force=arguments.force, tell=tell)

@@ -7,6 +7,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, cast
 
+from aworld_runtime.cli.own_types import own_types, same_options
 from aworld_runtime.cli.run import UNSAID, add_slots, expect_workers, leaving_to_workers
 from aworld_runtime.cli.shared import (
     LAST,
@@ -14,7 +15,6 @@ from aworld_runtime.cli.shared import (
     add_json,
     add_store,
     find_episode,
-    import_from_here,
     one_line,
     run_async,
     stored,
@@ -26,6 +26,7 @@ from aworld_runtime.errors import UsageError
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
+    from aworld_runtime.cli.own_types import OwnTypes
     from aworld_runtime.messages import ModelSpec
     from aworld_runtime.store.base import EpisodeRecord
     from aworld_runtime.trajectory import Episode
@@ -86,9 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("aworld_runtime.nodes.owner").addHandler(UNSAID)
     edit = dict(_pair(text, "--set", "data.content=42") for text in arguments.set)
     models = dict(_pair(text, "--model", "solver=openai/gpt-5") for text in arguments.model)
-    import_from_here()
-    with own_prints(apart=arguments.json):
-        parent, fork = run_async(_fork, arguments, edit, models)
+    here = arguments.program if arguments.slots else None  # a worker's may be nowhere else
+    with own_prints(apart=arguments.json), own_types(here) as types:
+        parent, fork = run_async(_fork, arguments, edit, models, types)
     before, after = _outcome(parent, parent.status), _outcome(fork, fork.reason)
     differing = [name for name, value in before.items() if after[name] != value]
     if arguments.json:
@@ -100,8 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [_row("before", before), _row("after", after)]
         print(table(("", "REASON", "REWARD", "ANSWER"), rows))
         print(f"differing: {', '.join(differing) or 'nothing'}")
-        print(f"what happened:  aworld log {fork.id}")
-        print(f"what differs:   aworld diff {parent.id} {fork.id}")
+        options = same_options(arguments)
+        print(f"what happened:  aworld log {fork.id}{options}")
+        print(f"what differs:   aworld diff {parent.id} {fork.id}{options}")
     return 0 if fork.reason == "answered" else 1
 
 
@@ -116,17 +118,22 @@ def _pair(text: str, option: str, example: str) -> tuple[str, JsonValue]:
 
 
 async def _fork(
-    arguments: argparse.Namespace, edit: dict[str, JsonValue], models: dict[str, JsonValue]
+    arguments: argparse.Namespace,
+    edit: dict[str, JsonValue],
+    models: dict[str, JsonValue],
+    types: OwnTypes,
 ) -> tuple[EpisodeRecord, Episode]:
     """The episode that was forked, and the fork, once it has ended."""
+    from aworld_runtime.names import episode_log
     from aworld_runtime.nodes.node import load
     from aworld_runtime.runtime import Runtime
 
     async with stored(arguments.store) as store:
         parent = await find_episode(store, arguments.episode)
+        await types.of(store, episode_log(parent.id))
     program: str = arguments.program or parent.program
     if arguments.slots and not program.startswith("local:"):
-        load(program)  # first: it may define types of events
+        load(program)  # a wrong name is the caller's to mend, not an episode that failed
     async with Runtime(bus=arguments.bus, store=arguments.store, slots=arguments.slots) as runtime:
         fork = await runtime.fork(
             parent.id,

@@ -29,17 +29,18 @@ def run(arguments: argparse.Namespace) -> int:
 async def _import(arguments: argparse.Namespace) -> None:
     from aworld_runtime.cli.progress import Progress
     from aworld_runtime.config import Settings
+    from aworld_runtime.events import Registry
     from aworld_runtime.replay.exported import ExportedFile
     from aworld_runtime.replay.importing import put_into
     from aworld_runtime.store.open import open_store
 
     url = arguments.store or Settings.from_env().store
     with (
-        own_types(arguments.program) as registry,
-        ExportedFile(arguments.file, registry) as exported,
+        own_types(arguments.program),
+        ExportedFile(arguments.file, Registry()) as exported,
     ):
         await exported.check(Progress("checked"))
-        async with open_store(url, registry) as store:
+        async with open_store(url) as store:
             new = await put_into(store, exported, Progress("imported"))
     if arguments.json:
         print(json.dumps({**exported.manifest.summary, "new_events": new, "store": store.url}))

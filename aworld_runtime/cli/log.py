@@ -1,4 +1,4 @@
-"""`aworld log EPISODE`: what happened, as a tree or event by event. Runs no user code."""
+"""`aworld log EPISODE`: what happened, as a tree or event by event. Of the program it imports the event types, and runs nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from aworld_runtime.cli.own_types import add_program, own_types
 from aworld_runtime.cli.screen import PIPE_WIDTH, PLAIN, Line, Look, Screen
 from aworld_runtime.cli.shared import (
     LAST,
@@ -29,6 +30,7 @@ from aworld_runtime.names import episode_of_log
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from aworld_runtime.cli.own_types import OwnTypes
     from aworld_runtime.events import Event
     from aworld_runtime.store.base import Store
 
@@ -65,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PREDICATE",
         help="--events, but only these: 'type=tool.called and data.name=calculator'",
     )
+    add_program(parser)
     add_bus(parser)
     add_store(parser)
     add_json(parser)
@@ -76,8 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _log(arguments: argparse.Namespace) -> None:
+    with own_types(arguments.program) as types:
+        await _print(arguments, types)
+
+
+async def _print(arguments: argparse.Namespace, types: OwnTypes) -> None:
     by_event = arguments.events or arguments.all or arguments.where or arguments.json
-    async with _events(arguments) as (store, name, events, last):
+    async with _events(arguments, types) as (store, name, events, last):
         growing = _until_its_end(events, last) if arguments.follow else events
         look = Look.of(sys.stdout)
         if by_event or episode_of_log(name) is None:
@@ -220,7 +228,7 @@ async def _follow(events: AsyncIterator[Event], look: Look) -> None:
 
 @asynccontextmanager
 async def _events(
-    arguments: argparse.Namespace,
+    arguments: argparse.Namespace, types: OwnTypes
 ) -> AsyncGenerator[tuple[Store, str, AsyncIterator[Event], int]]:
     """The store, the log's name, its events, and its last seq now: from a server's bus where one is named, else from the store."""
     from aworld_runtime.archive.logs import Logs
@@ -231,6 +239,7 @@ async def _events(
         bus_url = arguments.bus or Settings.from_env().bus
         if urlsplit(bus_url).scheme == "memory":
             name = await find_log(store, arguments.log)
+            await types.of(store, name)
             last = await store.last_seq(name)
             yield store, name, _from_store(store, name, follow=arguments.follow), last
             return
@@ -243,6 +252,7 @@ async def _events(
             )
             there = [name for name in names if await logs.last_seq(name)]
             name = there[0] if there else await find_log(store, arguments.log)
+            await types.of(logs, name)
             last = await logs.last_seq(name)
             if not arguments.follow:
                 yield store, name, _each(await logs.read_all(name)), last

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aworld_runtime.cli.own_types import add_program, own_types
 from aworld_runtime.cli.shared import (
     LAST,
     add_bus,
@@ -25,6 +26,7 @@ from aworld_runtime.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from aworld_runtime.bus.base import Bus
+    from aworld_runtime.cli.own_types import OwnTypes
     from aworld_runtime.store.base import Store
     from aworld_runtime.tracing.export import Exporter
     from aworld_runtime.tracing.otlp import Collector
@@ -63,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--content", action="store_true", help="also what was said: prompts, answers, errors"
     )
     add_health(parser, "with --follow, ")
+    add_program(parser)
     add_bus(parser)
     add_store(parser)
     add_json(parser)
@@ -86,11 +89,13 @@ async def _export(arguments: argparse.Namespace) -> tuple[int, Exporter]:
     """How many episodes were sent, and by whom."""
     from aworld_runtime.tracing.otlp import Collector
 
-    with closing(Collector(arguments.endpoint)) as collector:
-        return await _export_to(collector, arguments)
+    with own_types(arguments.program) as types, closing(Collector(arguments.endpoint)) as collector:
+        return await _export_to(collector, arguments, types)
 
 
-async def _export_to(collector: Collector, arguments: argparse.Namespace) -> tuple[int, Exporter]:
+async def _export_to(
+    collector: Collector, arguments: argparse.Namespace, types: OwnTypes
+) -> tuple[int, Exporter]:
     from aworld_runtime.archive.logs import Logs
     from aworld_runtime.tracing.export import Exporter
 
@@ -98,7 +103,7 @@ async def _export_to(collector: Collector, arguments: argparse.Namespace) -> tup
         logs = Logs(bus, store) if bus and store else bus or store
         if logs is None:
             raise UsageError("nothing to read from: give --bus or --store")
-        exporter = Exporter(logs, collector, content=arguments.content)
+        exporter = Exporter(types.reading(logs), collector, content=arguments.content)
         if bus is not None and arguments.follow:
             await _follow(arguments, exporter, bus)
         names = await _logs(arguments.episode, bus, store)

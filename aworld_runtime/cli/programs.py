@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from aworld_runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from aworld_runtime.events import Event, Registry
+    from aworld_runtime.cli.own_types import OwnTypes
+    from aworld_runtime.events import Event
     from aworld_runtime.nodes.node import Program
     from aworld_runtime.replay.replay import ReplayReport
     from aworld_runtime.store.base import EpisodeRecord, Store
@@ -20,9 +21,9 @@ class NeedsProgramError(UsageError):
 class Programs:
     """Loads what the logs name, each program once, and replays over it."""
 
-    def __init__(self, store: Store, registry: Registry, given: str | None) -> None:
+    def __init__(self, store: Store, types: OwnTypes, given: str | None) -> None:
         self._store = store
-        self._registry = registry
+        self._types = types
         self._given = given
         self._loaded: dict[str, Program] = {}
 
@@ -37,26 +38,19 @@ class Programs:
         from aworld_runtime.events import EpisodeRequested
         from aworld_runtime.forks import Origin
         from aworld_runtime.names import episode_log
+        from aworld_runtime.nodes.node import load, load_program
 
+        log = episode_log(episode.id)
+        await self._types.of(self._store, log)
         reference = self._given or episode.program
         if not self._given and reference.startswith("local:"):
             raise NeedsProgramError("its program was an object of another process")
-        self._import(reference)
-        events = await read_all(self._store, episode_log(episode.id))
+        load(reference)
+        events = await read_all(self._store, log)
         requested = Origin.of(events).requested
         data = requested and requested.data
         arguments = data.arguments if isinstance(data, EpisodeRequested) else {}
         key = f"{reference} {arguments}"
         if key not in self._loaded:
-            from aworld_runtime.nodes.node import load_program
-
             self._loaded[key] = load_program(reference, arguments, {})
         return events, self._loaded[key]
-
-    def _import(self, reference: str) -> None:
-        """Import the program before its log is decoded: it may define event types."""
-        from aworld_runtime.events import Registry
-        from aworld_runtime.nodes.node import load
-
-        load(reference)
-        self._registry.types |= Registry().types

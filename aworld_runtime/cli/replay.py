@@ -7,6 +7,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
+from aworld_runtime.cli.own_types import own_types
 from aworld_runtime.cli.programs import NeedsProgramError, Programs
 from aworld_runtime.cli.progress import Progress
 from aworld_runtime.cli.shared import (
@@ -19,7 +20,6 @@ from aworld_runtime.cli.shared import (
     counted,
     find_episode,
     find_run,
-    import_from_here,
     run_async,
     stored,
 )
@@ -28,6 +28,7 @@ from aworld_runtime.cli.streams import own_prints, printable
 from aworld_runtime.errors import AWorldError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from aworld_runtime.cli.own_types import OwnTypes
     from aworld_runtime.replay.replay import ReplayReport
     from aworld_runtime.store.base import EpisodeRecord, Store
 
@@ -64,7 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
     check_limit(arguments)
     if arguments.breakpoints:
         return _debug(arguments)
-    import_from_here()
     return run_async(_replay_all, arguments)
 
 
@@ -79,19 +79,17 @@ def _debug(arguments: argparse.Namespace) -> int:
 
 
 async def _replay_all(arguments: argparse.Namespace) -> int:
-    from aworld_runtime.events import Registry
-    from aworld_runtime.nodes.node import load
+    with own_types(arguments.program) as types:
+        return await _replay_each(arguments, types)
 
-    registry = Registry()
+
+async def _replay_each(arguments: argparse.Namespace, types: OwnTypes) -> int:
     reports: list[ReplayReport] = []
     unreadable: dict[str, str] = {}
     unnamed: list[str] = []
     start = time.perf_counter()
-    with own_prints(apart=arguments.json):
-        if arguments.program:
-            load(arguments.program)  # first: a wrong name is the caller's to mend
-    async with stored(arguments.store, registry) as store:
-        programs = Programs(store, registry, arguments.program)
+    async with stored(arguments.store) as store:
+        programs = Programs(store, types, arguments.program)
         tell = Progress("replayed")
         for episode in await _chosen(store, arguments):
             outcome: ReplayReport | str
@@ -102,7 +100,8 @@ async def _replay_all(arguments: argparse.Namespace) -> int:
             except NeedsProgramError as error:
                 unnamed.append(episode.id)
                 outcome = f"needs --program module:attribute: {error}"
-            except AWorldError as error:
+            except AWorldError as caught:
+                error = types.explained(caught)
                 unreadable[episode.id] = f"{type(error).__name__}: {error}"
                 outcome = f"unreadable: {unreadable[episode.id]}"
             if arguments.json:

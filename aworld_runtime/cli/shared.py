@@ -19,7 +19,6 @@ from aworld_runtime.urls import shown
 
 if TYPE_CHECKING:
     from aworld_runtime.bus.base import Bus
-    from aworld_runtime.events import Registry
     from aworld_runtime.store.base import EpisodeRecord, RunRecord, Store
 
 T = TypeVar("T")
@@ -105,7 +104,7 @@ def import_from_here() -> None:
 
 
 @asynccontextmanager
-async def stored(url: str | None, registry: Registry | None = None) -> AsyncGenerator[Store]:
+async def stored(url: str | None) -> AsyncGenerator[Store]:
     """The store, for reading.
 
     Raises:
@@ -122,7 +121,7 @@ async def stored(url: str | None, registry: Registry | None = None) -> AsyncGene
             raise NotFoundError(
                 f"no store at {url}: nothing has run here yet; name another with --store"
             )
-    async with open_store(url, registry) as store:
+    async with open_store(url) as store:
         yield store
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from aworld_runtime.cli.own_types import add_program, own_types
 from aworld_runtime.cli.shared import add_bus, add_json, add_store, joined_bus, run_async, stored
 from aworld_runtime.errors import NotFoundError
 from aworld_runtime.urls import shown
@@ -19,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " that has ended. What it has not got yet of a run or an episode that goes on is counted as behind."
     )
     parser.add_argument("--log", default="", metavar="PREFIX", help="only logs that begin with it")
+    add_program(parser)
     add_bus(parser)
     add_store(parser)
     add_json(parser)
@@ -45,7 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
 async def _compare(arguments: argparse.Namespace) -> Verdict:
     from aworld_runtime.cli.verdict import judge
 
-    async with joined_bus(arguments.bus) as bus, stored(arguments.store) as store:
+    async with AsyncExitStack() as opened:
+        types = opened.enter_context(own_types(arguments.program))
+        bus = await opened.enter_async_context(joined_bus(arguments.bus))
+        store = await opened.enter_async_context(stored(arguments.store))
+        for log in await store.logs(arguments.log):
+            await types.of(store, log)
         found = await judge(bus, store, arguments.log)
         if arguments.log and not found.logs:
             raise NotFoundError(
