@@ -2,18 +2,19 @@
 
     compare with what the store has ──▶ events, log by log, each episode's record after them ──▶ rows ──▶ the run's record
 
-What is there stays as it is; an import that was interrupted shows no half episode, and is completed by importing again.
+What is there stays as it is, and large content that is lost there is put back; an import that was interrupted shows no half episode, and is completed by importing again.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 
 from aworld_runtime.archive.records import advance, advance_run
-from aworld_runtime.errors import LogRewoundError
-from aworld_runtime.events import Event, StepFinished
+from aworld_runtime.errors import LogRewoundError, MissingBlobError
+from aworld_runtime.events import Event, Registry, StepFinished
 from aworld_runtime.names import episode_of_log, run_of_log
+from aworld_runtime.payloads import Blob
 from aworld_runtime.replay.exported import ExportedFile
 from aworld_runtime.store.base import EpisodeRecord, RunRecord, Store
 
@@ -39,6 +40,7 @@ class _Import:
         self._had: dict[str, int] = {}
         """How far the store had each log."""
         self._events = self._new = 0
+        self._registry = Registry()
 
     async def run(self) -> int:
         logs = self._exported.manifest.logs
@@ -60,7 +62,11 @@ class _Import:
         if not had:
             return
         for page in self._exported.pages(log):
-            there = await self._store.read(log, page[0].seq, limit=len(page))
+            try:
+                there = await self._store.read(log, page[0].seq, limit=len(page))
+            except MissingBlobError:
+                await self._put_blobs(page)
+                there = await self._store.read(log, page[0].seq, limit=len(page))
             ids = {event.seq: event.id for event in there}
             for event in page:
                 if ids.get(event.seq, event.id) != event.id:
@@ -70,6 +76,14 @@ class _Import:
                     )
             if page[-1].seq >= had:
                 return
+
+    async def _put_blobs(self, page: Sequence[Event]) -> None:
+        """Put back what the store may have lost of these events; it is named by its content, so it does no harm elsewhere."""
+        blobs: list[Blob] = []
+        for event in page:
+            self._registry.encode_apart(event, blobs)
+        for blob in blobs:
+            await self._store.put_blob(blob.content)
 
     async def _put_episode(self, log: str, episode_id: str) -> None:
         span = self._exported.manifest.logs[log]

@@ -23,6 +23,7 @@ from aworld_runtime.errors import (
     ConfigError,
     DamagedFileError,
     LogRewoundError,
+    MissingBlobError,
     MissingParentError,
     NotFoundError,
     StoreError,
@@ -278,6 +279,20 @@ async def test_the_same_again_changes_nothing_not_even_where_it_came_from(
     before = content(empty)
     assert await import_file(tmp_path / "r1.zip", empty) == 0
     assert content(empty) == before
+
+
+async def test_large_content_that_the_store_has_lost_is_put_back(
+    store: Store, empty: Store, tmp_path: Path
+) -> None:
+    await export(store, RUN, tmp_path / "r1.zip")
+    await import_file(tmp_path / "r1.zip", empty)
+    with closing(sqlite3.connect(empty.url.removeprefix("sqlite:///"))) as database, database:
+        database.execute("DELETE FROM blobs")
+    with pytest.raises(MissingBlobError):
+        await empty.read(ONE)
+    assert await import_file(tmp_path / "r1.zip", empty) == 0
+    for log in (ONE, TWO):
+        assert await empty.read(log) == await store.read(log)
 
 
 async def test_an_import_that_was_interrupted_shows_no_half_episode_and_is_completed(
