@@ -57,6 +57,7 @@ AT_ONCE = 256 * 1024
 MOST_COMPLAINTS = 100
 REFUSE_ABOVE = 8 * 1024 * 1024
 """Bytes above which an event is refused."""
+MOST_BREAKPOINTS = 100
 SURELY_FLAT = 100
 """Brackets up to which JSON can't be too deep to be read; nor, below `COMPRESS_ABOVE`, can a number be too long."""
 
@@ -205,7 +206,7 @@ class BreakpointsSet(EventData):
 
     type = "breakpoints.set"
     control = True
-    breakpoints: tuple[str, ...] = Field(default=(), max_length=100)
+    breakpoints: tuple[str, ...] = Field(default=(), max_length=MOST_BREAKPOINTS)
     """As in predicate.py. One that can't be read stops nothing."""
 
 

@@ -20,6 +20,7 @@ from pydantic import JsonValue
 
 from aworld_runtime.errors import DivergenceError, ReplayError, UsageError
 from aworld_runtime.events import (
+    MOST_BREAKPOINTS,
     BreakpointsSet,
     DeliveryDeadLettered,
     DeliveryHandled,
@@ -157,7 +158,9 @@ class Debugger:
 
         Raises:
             PredicateError: it can't be read.
+            UsageError: there are as many as a log's event holds.
         """
+        self._expect_room()
         number = self._add(Predicate.parse(where) if isinstance(where, str) else where)
         await self._tell(self.breakpoints.values())
         return number
@@ -174,6 +177,12 @@ class Debugger:
             known = ", ".join(map(str, self.breakpoints)) or "none"
             raise UsageError(f"no breakpoint {number}; there are: {known}")
         await self._tell(self.breakpoints.values())
+
+    def _expect_room(self) -> None:
+        if len(self.breakpoints) >= MOST_BREAKPOINTS:
+            raise UsageError(
+                f"there are {len(self.breakpoints)} breakpoints, as many as an episode can have: clear one"
+            )
 
     def _add(self, predicate: Predicate) -> int:
         self._numbers += 1
@@ -214,13 +223,13 @@ class Debugger:
                 raise UsageError(f"event {where} is not ahead of {self.seq}: goto goes back")
             where = f"seq>={where}"
         aim = Predicate.parse(where) if isinstance(where, str) else where
-        number = await self.break_at(aim)
+        self._expect_room()
+        await self._tell([*self.breakpoints.values(), aim])
         try:
-            stop = await self._forward(aim.matches, step=False)
+            return await self._forward(aim.matches, step=False)
         finally:
             with anyio.move_on_after(HEARD_S, shield=True):
-                await self.clear(number)
-        return stop
+                await self._tell(self.breakpoints.values())
 
     async def continue_(self) -> Stop:
         """To the next breakpoint, or the end."""

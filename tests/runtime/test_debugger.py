@@ -89,6 +89,17 @@ async def where(debugger: Debugger) -> tuple[str, str, str]:
     return stop.why, stop.event.type, stop.detail
 
 
+async def test_where_it_goes_until_is_no_breakpoint_and_there_are_not_too_many(
+    events: list[Event],
+) -> None:
+    debugger = Debugger(events)
+    await debugger.until("tool.called")
+    assert [await debugger.break_at("role=nobody") for _ in range(100)] == [*range(1, 101)]
+    with pytest.raises(UsageError, match="there are 100 breakpoints, as many as"):
+        await debugger.break_at("role=nobody")
+    assert len(debugger.breakpoints) == 100
+
+
 async def test_next_goes_to_the_end_of_a_handler_and_until_to_an_event(events: list[Event]) -> None:
     debugger = Debugger(events)
     ends = places(events, DeliveryHandled)
