@@ -61,7 +61,7 @@ COMMANDS = {
     "clear [NUMBER]": "forget a breakpoint, or all",
     "list [SEQ]": "the events around the position, or around this one",
     "print [PATH]": "the event, or a field of it: data.content",
-    "state [ROLE]": "what an agent knows here: its conversation, and what it has yet to do",
+    "state [ROLE]": "what an agent knows here: its conversation, and what it has yet to do; else as where",
     "where": "who has to do what, and who waits for whom",
     "edit PATH=VALUE": "go on, live, with a fork in which this event has another value: data.content=42",
     "model ROLE=MODEL": "go on, live, with a fork in which a role (* for all) has another model",
@@ -267,7 +267,10 @@ class Prompt(cmd.Cmd):
         roles = self._debugger.state().to_handle
         event = self._debugger.event
         here = [role for role in (event.role, event.to) if role in roles]
-        state = self._debugger.role(arg or next(iter(here), event.role))
+        if not arg and not here:  # of nobody who acts: the request, or what an owner notes down
+            self.do_where("")
+            return
+        state = self._debugger.role(arg or here[0])
         print(f"{state.role} at event {state.seq}: {counted(len(state.turns), 'turn')} so far")
         for place, message in enumerate(state.messages):
             new = place >= len(state.messages) - len(state.pending)

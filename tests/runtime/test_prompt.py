@@ -87,6 +87,13 @@ def test_the_conversation_of_an_agent_as_it_was_at_an_event(debug: Debug) -> Non
     assert out.count("solver at event") == 2
 
 
+def test_at_the_request_the_state_is_the_episodes(debug: Debug) -> None:
+    code, out, err = debug("state")
+    assert (code, err) == (0, "")
+    assert "\nrunning\n" in out
+    assert "  swarm        has to handle event 1\n" in out
+
+
 @pytest.mark.parametrize(
     "line, told",
     [
