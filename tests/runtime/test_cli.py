@@ -107,6 +107,7 @@ def aworld(
     monkeypatch.setattr(sys, "path", [str(project), *sys.path])
     for name in [name for name in os.environ if name.startswith("AWORLD_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "160")  # whatever terminal the tests run in
 
     def call(*arguments: str) -> Done:
         capsys.readouterr()
