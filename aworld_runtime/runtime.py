@@ -42,11 +42,11 @@ from aworld_runtime.forks import Origin
 from aworld_runtime.messages import ModelSpec, Task
 from aworld_runtime.models.client import LLMClient
 from aworld_runtime.names import episode_log
-from aworld_runtime.nodes.node import Runnable, load_program
+from aworld_runtime.nodes.node import Runnable
 from aworld_runtime.nodes.questions import answer_to, the_question
 from aworld_runtime.nodes.worker import Worker
 from aworld_runtime.replay.debugger import Debugger
-from aworld_runtime.replay.fork import Changes, begin_fork, lay
+from aworld_runtime.replay.fork import Changes, begin_fork, expect_roles, lay
 from aworld_runtime.replay.live import HEARD_S, Live
 from aworld_runtime.store.base import Store
 from aworld_runtime.store.open import open_store
@@ -243,7 +243,8 @@ class Runtime:
             opening = await begin_fork(
                 self._logs, episode_id, at, changes, source=self._source, run_id=self.run_id
             )
-            self._expect_roles(opening[1], specs)
+            if self._slots:  # elsewhere its roles may not be known
+                expect_roles(opening[1], specs, self._programs)
         except BaseException:
             forget()
             raise
@@ -310,22 +311,6 @@ class Runtime:
     def _unknown(self, episode_id: str) -> NotFoundError:
         bus, store = shown(self.bus.url), shown(self.store.url)
         return NotFoundError(f"no episode {episode_id!r} on {bus} or in {store}")
-
-    def _expect_roles(self, requested: Event, models: Mapping[str, ModelSpec]) -> None:
-        """See that the program has these roles; where it runs elsewhere, it may not be known here.
-
-        Raises:
-            ConfigError: there is no such role.
-        """
-        data = requested.data
-        if not (self._slots and models and isinstance(data, EpisodeRequested)):
-            return
-        known = load_program(data.program, data.arguments, self._programs).by_role
-        for role in models:
-            if role not in known and role != "*":
-                raise ConfigError(
-                    f"no role {role!r} in {data.program}; there are: {', '.join(known)}"
-                )
 
     def _reference(self, program: Runnable | str, episode_id: str) -> str:
         if isinstance(program, str):

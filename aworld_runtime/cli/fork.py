@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from aworld_runtime.cli.own_types import OwnTypes
     from aworld_runtime.messages import ModelSpec
-    from aworld_runtime.store.base import EpisodeRecord
+    from aworld_runtime.replay.fork import Changes
+    from aworld_runtime.store.base import EpisodeRecord, Store
     from aworld_runtime.trajectory import Episode
 
 
@@ -126,11 +127,19 @@ async def _fork(
     """The episode that was forked, and the fork, once it has ended."""
     from aworld_runtime.names import episode_log
     from aworld_runtime.nodes.node import load
+    from aworld_runtime.replay.fork import Changes
     from aworld_runtime.runtime import Runtime
 
     async with stored(arguments.store) as store:
         parent = await find_episode(store, arguments.episode)
         await types.of(store, episode_log(parent.id))
+        changes = Changes(
+            edit,
+            arguments.program,
+            _arguments(arguments.arguments),
+            {role: _spec(role, spec) for role, spec in models.items()},
+        )
+        await _check(arguments, store, parent.id, changes)
     program: str = arguments.program or parent.program
     if arguments.slots and not program.startswith("local:"):
         load(program)  # a wrong name is the caller's to mend, not an episode that failed
@@ -138,13 +147,31 @@ async def _fork(
         fork = await runtime.fork(
             parent.id,
             at=arguments.at,
-            edit=edit,
-            program=arguments.program,
-            arguments=_arguments(arguments.arguments),
-            models={role: _spec(role, spec) for role, spec in models.items()},
+            edit=changes.edit,
+            program=changes.program,
+            arguments=changes.arguments,
+            models=changes.models,
         )
         with leaving_to_workers(runtime.bus.url):
             return parent, await runtime.result(fork)
+
+
+async def _check(
+    arguments: argparse.Namespace, store: Store, parent: str, changes: Changes
+) -> None:
+    """See that the fork can be made, before a run begins for it."""
+    from aworld_runtime.archive.logs import Logs
+    from aworld_runtime.bus.open import open_bus
+    from aworld_runtime.config import Settings
+    from aworld_runtime.replay.fork import begin_fork, expect_roles
+
+    settings = Settings.from_env()
+    async with open_bus(arguments.bus or settings.bus, keys=settings.bus_keys) as bus:
+        opening = await begin_fork(
+            Logs(bus, store), parent, arguments.at, changes, source="cli/fork", run_id=None
+        )
+    if arguments.slots:
+        expect_roles(opening[1], changes.models, {})
 
 
 def _arguments(text: str | None) -> dict[str, JsonValue] | None:
@@ -159,13 +186,15 @@ def _arguments(text: str | None) -> dict[str, JsonValue] | None:
     return cast("dict[str, JsonValue]", found)
 
 
-def _spec(role: str, spec: JsonValue) -> ModelSpec | str:
+def _spec(role: str, spec: JsonValue) -> ModelSpec:
     from pydantic import ValidationError
 
+    from aworld_runtime.config import Settings
     from aworld_runtime.messages import ModelSpec
+    from aworld_runtime.models.client import LLMClient
 
     if not isinstance(spec, dict):
-        return str(spec)
+        return LLMClient(str(spec)).spec(Settings.from_env().llm)
     try:
         return ModelSpec.model_validate(spec)
     except ValidationError as error:

@@ -37,6 +37,7 @@ from aworld_runtime.forks import Origin
 from aworld_runtime.messages import ModelSpec
 from aworld_runtime.models.client import located
 from aworld_runtime.names import episode_log
+from aworld_runtime.nodes.node import Runnable, load_program
 
 BOOKKEEPING = (
     EpisodeRequested,
@@ -102,6 +103,23 @@ async def begin_fork(
             raise UsageError(f"event {at} is the last of {log} so far: no event follows to edit")
         opening.append(Origin(requested, pending.seq).own(_edited(pending, changes.edit)))
     return [event.at(seq) for seq, event in enumerate(opening, at + 1)]
+
+
+def expect_roles(
+    requested: Event, models: Mapping[str, ModelSpec], programs: Mapping[str, Runnable]
+) -> None:
+    """See that the program that is requested, perhaps one of `programs`, has these roles.
+
+    Raises:
+        ConfigError: there is no such role.
+    """
+    data = requested.data
+    if not (models and isinstance(data, EpisodeRequested)):
+        return
+    known = load_program(data.program, data.arguments, programs).by_role
+    for role in models:
+        if role not in known and role != "*":
+            raise ConfigError(f"no role {role!r} in {data.program}; there are: {', '.join(known)}")
 
 
 async def lay(bus: Bus, logs: Logs, opening: Sequence[Event]) -> int:

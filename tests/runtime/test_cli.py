@@ -544,6 +544,7 @@ def test_a_fork_that_cannot_be_made_is_exit_code_2(
     aworld("run", "mine:summing_agent", "Add.")
     done = aworld("fork", *arguments)
     assert done.returncode == 2
+    assert aworld("runs", "--json").stdout.count("\n") == 1
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
