@@ -300,7 +300,7 @@ async def test_an_episode_whose_log_cannot_be_read_fails_and_takes_no_worker_dow
         bad, good = ends["bad"], ends["good"]
         assert isinstance(bad, EpisodeFinished)
         assert bad.reason == "failed"
-        assert "MalformedEventError: not an event" in (bad.error or "")
+        assert "MalformedEventError: event 1 of episode:bad in redis:" in (bad.error or "")
         assert isinstance(good, EpisodeFinished)
         assert good.answer == "done"
         (letter,) = await bus.dead_letters(EPISODES_QUEUE)
