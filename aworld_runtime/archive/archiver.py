@@ -30,7 +30,7 @@ from pydantic import JsonValue
 from aworld_runtime import telemetry
 from aworld_runtime.archive.marker import is_marker, marked, new_marker
 from aworld_runtime.archive.records import advance, advance_run
-from aworld_runtime.bus.base import Bus, FeedEntry, NodeInfo
+from aworld_runtime.bus.base import READER_BELIEVED_S, Bus, FeedEntry, NodeInfo
 from aworld_runtime.bus.presence import announce
 from aworld_runtime.errors import (
     AWorldError,
@@ -56,8 +56,6 @@ FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 2.0
 LOOK_S = 1.0
 """Seconds between two looks at whether the feed is still the same."""
-BELIEVED_S = 60.0
-"""After its last word, what an archiver has not read is kept for it."""
 LOGS_KNOWN = 10_000
 RECORDS_KEPT = 4096
 """Records of unfinished episodes in memory; others are read back from the store."""
@@ -125,7 +123,7 @@ class Archiver:
         """Archive until cancelled; from the beginning again where the server has lost its data."""
         self._since = self._bus.now()
         async with anyio.create_task_group() as tasks:
-            say = partial(announce, self._bus, self._nodes, who=self.name, ttl_s=BELIEVED_S)
+            say = partial(announce, self._bus, self._nodes, who=self.name, ttl_s=READER_BELIEVED_S)
             tasks.start_soon(say)
             while True:
                 feed_id = await self._bus.feed_id()

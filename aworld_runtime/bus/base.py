@@ -52,10 +52,12 @@ PAGE = 10_000
 """Events of a log that are read at once."""
 RETIRED_S = 24 * 3600.0
 """Life of the last event of a log that was unlinked."""
-SAY_EVERY_S = 1.0
-SUBSCRIBER_BELIEVED_S = 60.0
-"""After its last word, what a subscription has not read is kept for it."""
-LAST_WORD_S = 2.0
+ANNOUNCE_EVERY_S = 1.0
+"""Seconds between two words of a node."""
+READER_BELIEVED_S = 60.0
+"""After its last word, what an archiver or a subscription has not read of the feed is kept for it."""
+LEAVE_S = 2.0
+"""Seconds that a node takes at most to say that it is gone."""
 
 Standing = Literal["held", "taken", "gone"]
 """Of a delivery, at the server: still its consumer's; another's, or free for another; or the queue knows nothing
@@ -497,12 +499,12 @@ class Subscription:
             since=began,
             detail={"types": list(self.prefixes), "feed": await self.bus.feed_id()},
         )
-        await self._say(node)
         try:
             async with self.bus.feed(self.after) as entries:
                 while True:
+                    await self._say(node)
                     batch: list[FeedEntry] = []
-                    with anyio.move_on_after(SAY_EVERY_S):
+                    with anyio.move_on_after(ANNOUNCE_EVERY_S):
                         batch = await anext(entries)
                     for entry in batch:
                         for event in await self._read(entry, began):
@@ -510,20 +512,19 @@ class Subscription:
                                 yield event
                         self.cursor = entry.cursor
                         await self._say(node)
-                    await self._say(node)
         finally:
-            with anyio.move_on_after(LAST_WORD_S, shield=True), suppress(BusError):
+            with anyio.move_on_after(LEAVE_S, shield=True), suppress(BusError):
                 await self.bus.withdraw(node.name)
 
     async def _say(self, node: NodeInfo) -> None:
         """Where it is, where it is time to."""
         if anyio.current_time() < self._next_word:
             return
-        self._next_word = anyio.current_time() + SAY_EVERY_S
+        self._next_word = anyio.current_time() + ANNOUNCE_EVERY_S
         detail = {**node.detail, "cursor": self.cursor}
         with suppress(AccessDeniedError, BusFullError):  # who may only look isn't waited for
             await self.bus.announce(
-                node.model_copy(update={"detail": detail}), ttl_s=SUBSCRIBER_BELIEVED_S
+                node.model_copy(update={"detail": detail}), ttl_s=READER_BELIEVED_S
             )
 
     async def _read(self, entry: FeedEntry, began: datetime) -> list[Event]:

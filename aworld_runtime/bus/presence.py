@@ -8,13 +8,10 @@ from functools import partial
 
 import anyio
 
-from aworld_runtime.bus.base import Bus, NodeInfo
+from aworld_runtime.bus.base import ANNOUNCE_EVERY_S, LEAVE_S, Bus, NodeInfo
 from aworld_runtime.bus.room import when_there_is_room
 from aworld_runtime.errors import BusFullError
 from aworld_runtime.events import NodeJoined, NodeLeft
-
-ANNOUNCE_EVERY_S = 1.0
-LEAVE_S = 2.0
 
 
 async def announce(

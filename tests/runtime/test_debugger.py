@@ -312,7 +312,7 @@ async def test_it_waits_for_nobody_who_has_to_be_asked(runtime: Runtime) -> None
 async def test_an_unknown_episode_cannot_be_debugged(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aworld_runtime.runtime.HEARD_S", 0.05)
+    monkeypatch.setattr("aworld_runtime.runtime.HEARD_S", 0.05)  # so long the test waits
     with pytest.raises(NotFoundError, match="no episode 'nobody'"):
         async with runtime.debug("nobody"):
             pass

@@ -234,7 +234,7 @@ class Untrue(Concurrent):
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (journal, replaying):
-        monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+        monkeypatch.setattr(module, "PATIENCE_S", 0.2)  # so long each test waits
 
 
 @pytest.mark.usefixtures("impatient")
